@@ -1,0 +1,90 @@
+//! Named places where a test can abort the process or pause it. Without the cargo feature `failpoints` they are nothing.
+//!
+//! `STAMPEDE_FAILPOINTS="record.committed=abort@3;record.begin=pause:50"`: abort when `record.committed` is reached for the
+//! third time; pause 50 ms at `record.begin` every time.
+//!
+//! `STAMPEDE_PLANT="sync-off"` plants a known bug by name, so that the tests can show that they would notice it.
+
+/// Every failpoint, in the order a buyer's order passes them.
+pub const ALL: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted", "record.committed", "buy.answer"];
+
+#[cfg(feature = "failpoints")]
+mod armed {
+    use std::collections::HashMap;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    enum Action {
+        Abort,
+        Pause(Duration),
+    }
+
+    struct Point {
+        action: Action,
+        /// Act from this hit on.
+        from_hit: u64,
+        hits: AtomicU64,
+    }
+
+    fn points() -> &'static HashMap<String, Point> {
+        static POINTS: OnceLock<HashMap<String, Point>> = OnceLock::new();
+        POINTS.get_or_init(|| {
+            let text = std::env::var("STAMPEDE_FAILPOINTS").unwrap_or_default();
+            let read = |text| parse(text).unwrap_or_else(|| panic!("STAMPEDE_FAILPOINTS: cannot read {text:?}"));
+            text.split(';').filter(|s| !s.is_empty()).map(read).collect()
+        })
+    }
+
+    fn parse(text: &str) -> Option<(String, Point)> {
+        let (name, rest) = text.split_once('=')?;
+        let (action, from_hit) = match rest.split_once('@') {
+            Some((action, n)) => (action, n.parse().ok()?),
+            None => (rest, 1),
+        };
+        let action = match action.split_once(':') {
+            None if action == "abort" => Action::Abort,
+            Some(("pause", ms)) => Action::Pause(Duration::from_millis(ms.parse().ok()?)),
+            _ => return None,
+        };
+        let known = super::ALL.contains(&name);
+        known.then(|| (name.to_owned(), Point { action, from_hit, hits: AtomicU64::new(0) }))
+    }
+
+    pub(super) fn hit(name: &str) {
+        let Some(point) = points().get(name) else { return };
+        if point.hits.fetch_add(1, Ordering::SeqCst) + 1 < point.from_hit {
+            return;
+        }
+        match point.action {
+            Action::Abort => std::process::abort(),
+            Action::Pause(span) => std::thread::sleep(span),
+        }
+    }
+
+    pub(super) fn planted(bug: &str) -> bool {
+        std::env::var("STAMPEDE_PLANT").is_ok_and(|list| list.split(',').any(|name| name == bug))
+    }
+}
+
+/// The process passes the place called `name`.
+#[inline]
+pub fn hit(name: &'static str) {
+    debug_assert!(ALL.contains(&name), "failpoint {name} is not in the list");
+    #[cfg(feature = "failpoints")]
+    armed::hit(name);
+    #[cfg(not(feature = "failpoints"))]
+    let _ = name;
+}
+
+/// Is this bug to be committed on purpose? Never without the feature.
+#[inline]
+pub fn planted(bug: &'static str) -> bool {
+    #[cfg(feature = "failpoints")]
+    return armed::planted(bug);
+    #[cfg(not(feature = "failpoints"))]
+    {
+        let _ = bug;
+        false
+    }
+}

@@ -1,0 +1,237 @@
+//! What the ledger must be able to do, whichever database it is written in.
+//!
+//! Every transaction that changes `live` or `sold` locks the sale's row first. Whether a failure may be tried again is in its
+//! type ([`LedgerError`]). What a caller must decide on is a value, not an error.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::clock::Timestamp;
+use crate::ids::{Epoch, Lease, OrderId, SaleId, ShopId, UserId, VoucherId, WorkerId};
+use crate::order::{Order, OrderStatus, RejectReason};
+use crate::sale::{Sale, SaleStatus, Window};
+use crate::shop::{Shop, Voucher};
+use crate::user::{Phone, User};
+
+type Source = Box<dyn StdError + Send + Sync>;
+
+/// Why the ledger did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// Surely not done: it could not be reached, was busy, or rolled back. The same call may succeed later.
+    #[error("the ledger is not available")]
+    Unavailable(#[source] Source),
+    /// Perhaps done: a commit was not answered. Find out by doing it again with the same ids.
+    #[error("the ledger did not say whether it was done")]
+    Unknown(#[source] Source),
+    /// Surely not done, and the same call will fail again.
+    #[error("the ledger cannot do this")]
+    Poison(#[source] Source),
+}
+
+pub type Result<T> = std::result::Result<T, LedgerError>;
+
+/// One admitted order on its way into the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted {
+    pub order: OrderId,
+    pub user: UserId,
+    /// The gate's count of admissions: who came first.
+    pub seq: i64,
+    pub at: Timestamp,
+}
+
+/// What became of one admitted order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// It is in the ledger now.
+    Recorded,
+    /// It was there before, and lives.
+    Already,
+    /// It was there before, and is dead: it must not be revived.
+    Dead,
+    /// It is in the ledger as `rejected`. `keep` is the live order that the buyer has instead.
+    Refused { reason: RejectReason, keep: Option<OrderId> },
+    /// Another order has this id. It needs a new one, and a person should look.
+    IdCollision,
+}
+
+/// What became of a step that an order was asked to take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stepped {
+    Done(Order),
+    /// There is no such order of this user.
+    NoSuchOrder,
+    /// It cannot take this step from the status it has.
+    Illegal(OrderStatus),
+}
+
+/// What became of an edit of a sale.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Edited {
+    Done(Sale),
+    /// The same request was carried out before; nothing was done again.
+    Repeated(Sale),
+    NoSuchSale,
+    Illegal(SaleStatus),
+    /// The request id was used for something else.
+    RequestIdReused,
+}
+
+/// A mark that must still be released in the gate: its order is dead in the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owed {
+    pub order: OrderId,
+    pub sale: SaleId,
+    pub user: UserId,
+}
+
+/// What the gate is rebuilt from: a sale and its live orders, read at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    pub sale: Sale,
+    pub marks: Vec<(UserId, OrderId)>,
+}
+
+/// A sale to be created.
+#[derive(Debug, Clone, Copy)]
+pub struct SaleDraft {
+    pub id: SaleId,
+    pub voucher: VoucherId,
+    pub stock: u32,
+    pub window: Window,
+    pub status: SaleStatus,
+}
+
+/// What became of creating something that hangs on something else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    Done,
+    /// What it hangs on does not exist.
+    NoParent,
+    /// There is one already.
+    Exists,
+}
+
+/// Selling: the truth about sales and orders.
+#[async_trait]
+pub trait Ledger: Send + Sync + fmt::Debug {
+    /// Records admitted orders of one sale, all in one transaction: one answer for each, in their order. Idempotent by order id.
+    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>>;
+
+    /// Puts an order aside that cannot be recorded for a reason of its own, so that a person can look at it.
+    async fn quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()>;
+
+    /// Cancels the user's own unpaid order: the stock goes back, and the release of the mark becomes [`Owed`].
+    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped>;
+
+    /// The marks still to be released, at most `limit` of them.
+    async fn owed(&self, limit: u32) -> Result<Vec<Owed>>;
+
+    /// These marks are released.
+    async fn settle_owed(&self, orders: &[OrderId]) -> Result<()>;
+
+    async fn order(&self, id: OrderId) -> Result<Option<Order>>;
+
+    /// The user's live order in a sale.
+    async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>>;
+
+    /// The user's orders, newest first, those below `before`.
+    async fn orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>>;
+
+    /// Every sale, newest first.
+    async fn sales(&self) -> Result<Vec<Sale>>;
+
+    async fn sale(&self, id: SaleId) -> Result<Option<Sale>>;
+
+    /// The sale and its live orders, at one moment.
+    async fn load(&self, id: SaleId) -> Result<Option<Loaded>>;
+
+    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created>;
+
+    /// Pause, resume, publish, end: only legal steps.
+    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<Edited>;
+
+    /// Adds stock, once per request id.
+    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<Edited>;
+
+    /// Renews the lease of `worker` if `holder` still has it; otherwise leases a free worker. The range granted begins at or
+    /// after `not_before` and overlaps no other lease of that worker.
+    async fn lease_worker(
+        &self,
+        holder: &str,
+        worker: Option<WorkerId>,
+        not_before: Timestamp,
+        span: Duration,
+    ) -> Result<Lease>;
+
+    /// Gives the rest of a lease back: nothing from `unused_from` on was used.
+    async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()>;
+
+    /// Does it answer?
+    async fn ping(&self) -> Result<()>;
+}
+
+/// Shops and vouchers.
+#[async_trait]
+pub trait Catalogue: Send + Sync + fmt::Debug {
+    async fn create_shop(&self, shop: &Shop) -> Result<Created>;
+    async fn shop(&self, id: ShopId) -> Result<Option<Shop>>;
+    async fn create_voucher(&self, voucher: &Voucher) -> Result<Created>;
+    async fn voucher(&self, id: VoucherId) -> Result<Option<Voucher>>;
+}
+
+/// The name of a session: 128 random bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SessionId(pub [u8; 16]);
+
+impl fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionId(…)")
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Session {
+    pub id: SessionId,
+    pub user: UserId,
+    pub expires_at: Timestamp,
+}
+
+/// People, their login codes and their sessions.
+#[async_trait]
+pub trait Accounts: Send + Sync + fmt::Debug {
+    /// The named secret; the first caller's `fresh` becomes it.
+    async fn secret(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>>;
+
+    /// Keeps the seal of a login code, in place of an earlier one.
+    async fn put_code(&self, phone: &Phone, seal: &[u8], expires_at: Timestamp) -> Result<()>;
+
+    /// Counts one try at the phone's code, *then* tells its seal: so that no crowd of guesses compares more than `max_tries`.
+    async fn try_code(&self, phone: &Phone, max_tries: u32, now: Timestamp) -> Result<Option<Vec<u8>>>;
+
+    /// Uses the code up and opens a session, for `newcomer` if the phone is new. `None` if the code is no longer there.
+    async fn log_in(
+        &self,
+        seal: &[u8],
+        newcomer: &User,
+        session: SessionId,
+        expires_at: Timestamp,
+        now: Timestamp,
+    ) -> Result<Option<User>>;
+
+    async fn user(&self, id: UserId) -> Result<Option<User>>;
+
+    async fn session(&self, id: SessionId, now: Timestamp) -> Result<Option<Session>>;
+
+    /// Moves the expiry of sessions that still exist.
+    async fn touch_sessions(&self, sessions: &[Session]) -> Result<()>;
+
+    async fn end_session(&self, id: SessionId) -> Result<()>;
+
+    /// Forgets codes and sessions that have expired; tells how many.
+    async fn forget_expired(&self, now: Timestamp) -> Result<u64>;
+}

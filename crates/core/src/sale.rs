@@ -1,0 +1,139 @@
+//! A sale: so many of one voucher, in a time window.
+
+use serde::{Deserialize, Serialize};
+
+use crate::admission::Refusal;
+use crate::clock::Timestamp;
+use crate::ids::{Epoch, SaleId, VoucherId};
+use crate::money::Money;
+
+/// What the operator has decided about a sale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SaleStatus {
+    /// Being prepared: buyers do not see it.
+    Draft,
+    /// On sale inside its window.
+    OnSale,
+    Paused,
+    /// Closed for good, whatever the window says.
+    Ended,
+}
+
+impl SaleStatus {
+    pub const ALL: [Self; 4] = [Self::Draft, Self::OnSale, Self::Paused, Self::Ended];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Draft => "draft",
+            Self::OnSale => "on_sale",
+            Self::Paused => "paused",
+            Self::Ended => "ended",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == text)
+    }
+
+    /// An ended sale stays ended, a published one is never a draft again.
+    pub const fn may_become(self, next: Self) -> bool {
+        use SaleStatus::{Draft, Ended, OnSale, Paused};
+        matches!((self, next), (Draft, OnSale | Ended) | (OnSale, Paused | Ended) | (Paused, OnSale | Ended))
+    }
+}
+
+/// The sale is on in `begin..end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    pub begin: Timestamp,
+    pub end: Timestamp,
+}
+
+/// What keeps everybody out at `now`, whatever the stock.
+pub fn closed(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refusal> {
+    match status {
+        SaleStatus::Draft => Some(Refusal::NoSuchSale),
+        SaleStatus::Ended => Some(Refusal::Ended),
+        _ if now >= window.end => Some(Refusal::Ended),
+        SaleStatus::Paused => Some(Refusal::Paused),
+        SaleStatus::OnSale if now < window.begin => Some(Refusal::NotStarted),
+        SaleStatus::OnSale => None,
+    }
+}
+
+/// A sale as the ledger knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sale {
+    pub id: SaleId,
+    pub voucher: VoucherId,
+    pub title: String,
+    pub price: Money,
+    /// What the voucher is worth in the shop.
+    pub worth: Money,
+    pub status: SaleStatus,
+    pub window: Window,
+    /// How many there are in all.
+    pub total: u32,
+    /// How many the gate may have marked at once. Equal to `total` at rest.
+    pub cap: u32,
+    /// How many live orders there are.
+    pub sold: u32,
+    pub epoch: Epoch,
+    /// Rises with every edit: the gate takes an edit only if its version is higher.
+    pub ver: i64,
+}
+
+/// What a visitor sees of a sale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SaleState {
+    NotStarted,
+    On,
+    SoldOut,
+    Paused,
+    Ended,
+}
+
+impl SaleState {
+    /// `None` for a sale that visitors do not see.
+    pub fn of(status: SaleStatus, window: Window, now: Timestamp, remaining: u32) -> Option<Self> {
+        match closed(status, window, now) {
+            Some(Refusal::NoSuchSale) => None,
+            Some(Refusal::NotStarted) => Some(Self::NotStarted),
+            Some(Refusal::Paused) => Some(Self::Paused),
+            Some(Refusal::Ended) => Some(Self::Ended),
+            Some(Refusal::SoldOut) => Some(Self::SoldOut),
+            None if remaining == 0 => Some(Self::SoldOut),
+            None => Some(Self::On),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_is_half_open() {
+        let at = Timestamp::from_ms;
+        let window = Window { begin: at(10), end: at(20) };
+        let on = |ms| closed(SaleStatus::OnSale, window, at(ms));
+        assert_eq!(on(9), Some(Refusal::NotStarted));
+        assert_eq!(on(10), None);
+        assert_eq!(on(19), None);
+        assert_eq!(on(20), Some(Refusal::Ended));
+        assert_eq!(closed(SaleStatus::Paused, window, at(15)), Some(Refusal::Paused));
+        assert_eq!(closed(SaleStatus::Paused, window, at(20)), Some(Refusal::Ended));
+        assert_eq!(closed(SaleStatus::Draft, window, at(15)), Some(Refusal::NoSuchSale));
+    }
+
+    #[test]
+    fn a_status_is_spelled_one_way() {
+        for status in SaleStatus::ALL {
+            assert_eq!(SaleStatus::parse(status.as_str()), Some(status));
+            assert!(!status.may_become(SaleStatus::Draft));
+            assert!(!SaleStatus::Ended.may_become(status));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What is sold, and where: shops, their vouchers, and what an administrator must say to make one.
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+use crate::error::Invalid;
+use crate::ids::{ShopId, ShopTypeId, VoucherId};
+use crate::money::Money;
+use crate::sale::{SaleStatus, Window};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shop {
+    pub id: ShopId,
+    pub type_id: ShopTypeId,
+    pub name: String,
+    pub address: String,
+}
+
+/// An ordinary voucher can be had any time; one of a flash sale only through its sale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VoucherKind {
+    Ordinary,
+    FlashSale,
+}
+
+impl VoucherKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ordinary => "ordinary",
+            Self::FlashSale => "flash_sale",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Voucher {
+    pub id: VoucherId,
+    pub shop: ShopId,
+    pub kind: VoucherKind,
+    pub title: String,
+    pub subtitle: String,
+    pub rules: String,
+    pub price: Money,
+    pub worth: Money,
+}
+
+/// A shop to be made.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewShop {
+    pub type_id: ShopTypeId,
+    pub name: String,
+    #[serde(default)]
+    pub address: String,
+}
+
+/// A voucher to be made.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewVoucher {
+    pub shop_id: ShopId,
+    pub kind: VoucherKind,
+    pub title: String,
+    #[serde(default)]
+    pub subtitle: String,
+    #[serde(default)]
+    pub rules: String,
+    pub price_cents: i64,
+    pub worth_cents: i64,
+}
+
+/// A sale to be made.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewSale {
+    pub voucher_id: VoucherId,
+    pub stock: u32,
+    pub begin: Timestamp,
+    pub end: Timestamp,
+    #[serde(default = "on_sale")]
+    pub status: SaleStatus,
+}
+
+const fn on_sale() -> SaleStatus {
+    SaleStatus::OnSale
+}
+
+/// The largest stock of a sale: what a gate in memory holds without trouble.
+pub const MAX_STOCK: u32 = 10_000_000;
+
+/// 9999-12-31: the last day that RFC 3339 can write.
+const LAST_MS: i64 = 253_402_214_400_000;
+
+fn check_text(into: &mut Vec<Invalid>, member: &'static str, text: &str, at_least: usize, at_most: usize) {
+    let length = text.chars().count();
+    if length < at_least || length > at_most {
+        into.push(Invalid::new(member, format!("must have {at_least} to {at_most} characters, has {length}")));
+    }
+    if text.chars().any(|c| c.is_control() && c != '\n') {
+        into.push(Invalid::new(member, "must not have control characters"));
+    }
+}
+
+fn check_money(into: &mut Vec<Invalid>, member: &'static str, cents: i64) -> Money {
+    Money::from_cents(cents).unwrap_or_else(|| {
+        into.push(Invalid::new(member, format!("must be between 0 and {}", Money::MAX.cents())));
+        Money::MAX
+    })
+}
+
+/// The checks' last step: nothing wrong, or all that is wrong.
+fn all_good(faults: Vec<Invalid>) -> Result<(), Vec<Invalid>> {
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// How many may be added to a sale at once.
+pub fn check_top_up(add: u32) -> Result<(), Vec<Invalid>> {
+    if (1..=MAX_STOCK).contains(&add) {
+        return Ok(());
+    }
+    Err(vec![Invalid::new("add", format!("must be between 1 and {MAX_STOCK}"))])
+}
+
+impl NewShop {
+    pub fn check(&self) -> Result<(), Vec<Invalid>> {
+        let mut faults = Vec::new();
+        check_text(&mut faults, "name", &self.name, 1, 128);
+        check_text(&mut faults, "address", &self.address, 0, 255);
+        all_good(faults)
+    }
+}
+
+impl NewVoucher {
+    pub fn check(self, id: VoucherId) -> Result<Voucher, Vec<Invalid>> {
+        let mut faults = Vec::new();
+        check_text(&mut faults, "title", &self.title, 1, 255);
+        check_text(&mut faults, "subtitle", &self.subtitle, 0, 255);
+        check_text(&mut faults, "rules", &self.rules, 0, 1024);
+        let price = check_money(&mut faults, "price_cents", self.price_cents);
+        let worth = check_money(&mut faults, "worth_cents", self.worth_cents);
+        all_good(faults)?;
+        let Self { shop_id: shop, kind, title, subtitle, rules, .. } = self;
+        Ok(Voucher { id, shop, kind, title, subtitle, rules, price, worth })
+    }
+}
+
+impl NewSale {
+    pub const fn window(&self) -> Window {
+        Window { begin: self.begin, end: self.end }
+    }
+
+    pub fn check(&self) -> Result<(), Vec<Invalid>> {
+        let mut faults = Vec::new();
+        if !(1..=MAX_STOCK).contains(&self.stock) {
+            faults.push(Invalid::new("stock", format!("must be between 1 and {MAX_STOCK}")));
+        }
+        if self.begin >= self.end {
+            faults.push(Invalid::new("end", "must be after begin"));
+        }
+        for (member, moment) in [("begin", self.begin), ("end", self.end)] {
+            if !(0..LAST_MS).contains(&moment.ms()) {
+                faults.push(Invalid::new(member, "must be between the years 1970 and 9999"));
+            }
+        }
+        if !matches!(self.status, SaleStatus::Draft | SaleStatus::OnSale) {
+            faults.push(Invalid::new("status", "a new sale is draft or on_sale"));
+        }
+        all_good(faults)
+    }
+}

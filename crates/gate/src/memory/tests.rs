@@ -1,0 +1,187 @@
+use super::*;
+use proptest::prelude::*;
+use stampede_core::VoucherId;
+
+const BEGIN_MS: i64 = 1_000;
+const END_MS: i64 = 2_000;
+
+fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
+    Sale {
+        id: SaleId::new(1).unwrap(),
+        voucher: VoucherId::new(1).unwrap(),
+        title: String::new(),
+        price: Money::from_cents(5).unwrap(),
+        worth: Money::from_cents(9).unwrap(),
+        status,
+        window: Window { begin: Timestamp::from_ms(BEGIN_MS), end: Timestamp::from_ms(END_MS) },
+        total: cap,
+        cap,
+        sold: 0,
+        epoch: Epoch(1),
+        ver,
+    }
+}
+
+fn gate(cap: u32) -> MemoryGate {
+    let gate = MemoryGate::new();
+    gate.open(Loaded { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new() });
+    gate
+}
+
+fn user(n: i64) -> UserId {
+    UserId::new(n).unwrap()
+}
+
+fn order(n: i64) -> OrderId {
+    OrderId::new(n).unwrap()
+}
+
+fn admit(gate: &MemoryGate, u: i64, o: i64, at_ms: i64) -> Admission {
+    let now = Timestamp::from_ms(at_ms);
+    match gate.admit(sale(0, 0, SaleStatus::Draft).id, user(u), order(o), now) {
+        Some(pass) => pass.admission,
+        None => Admission::Refused(Refusal::NoSuchSale),
+    }
+}
+
+fn refused(refusal: Refusal) -> Admission {
+    Admission::Refused(refusal)
+}
+
+#[test]
+fn sells_the_cap_and_not_one_more() {
+    let gate = gate(2);
+    assert_eq!(admit(&gate, 1, 11, 1500), Admission::Admitted(order(11)));
+    assert_eq!(admit(&gate, 1, 11, 1500), Admission::Admitted(order(11)), "a re-send of the same order");
+    assert_eq!(admit(&gate, 1, 12, 1500), Admission::AlreadyHas(order(11)));
+    assert_eq!(admit(&gate, 2, 21, 1500), Admission::Admitted(order(21)));
+    assert_eq!(admit(&gate, 3, 31, 1500), refused(Refusal::SoldOut));
+    assert_eq!(admit(&gate, 2, 22, 1500), Admission::AlreadyHas(order(21)), "also after sell-out");
+}
+
+#[test]
+fn the_window_is_judged_by_the_highest_time_seen() {
+    let gate = gate(5);
+    assert_eq!(admit(&gate, 1, 1, 999), refused(Refusal::NotStarted));
+    assert_eq!(admit(&gate, 1, 1, 1000), Admission::Admitted(order(1)));
+    assert_eq!(admit(&gate, 2, 2, 2000), refused(Refusal::Ended));
+    assert_eq!(admit(&gate, 2, 2, 1500), refused(Refusal::Ended), "the clock went back, the sale stays over");
+    assert_eq!(admit(&gate, 1, 3, 2000), Admission::AlreadyHas(order(1)));
+}
+
+#[test]
+fn status_decides_before_stock() {
+    let gate = gate(1);
+    gate.edit(&sale(1, 2, SaleStatus::Paused)).unwrap();
+    assert_eq!(admit(&gate, 1, 1, 1500), refused(Refusal::Paused));
+    gate.edit(&sale(1, 1, SaleStatus::OnSale)).unwrap();
+    assert_eq!(admit(&gate, 1, 1, 1500), refused(Refusal::Paused), "an older version is ignored");
+    gate.edit(&sale(1, 3, SaleStatus::OnSale)).unwrap();
+    assert_eq!(admit(&gate, 1, 1, 1500), Admission::Admitted(order(1)));
+    assert_eq!(MemoryGate::new().snapshot(SaleId::new(1).unwrap()), None);
+}
+
+#[test]
+fn a_release_is_for_its_own_order_and_happens_once() {
+    let gate = gate(1);
+    let id = SaleId::new(1).unwrap();
+    admit(&gate, 1, 11, 1500);
+    assert!(!gate.release(id, user(1), order(12), None), "another order");
+    assert!(!gate.release(id, user(2), order(11), None), "another user");
+    assert!(gate.release(id, user(1), order(11), Some(order(10))), "the ledger knew a live one");
+    assert_eq!(admit(&gate, 1, 13, 1500), Admission::AlreadyHas(order(10)));
+    assert!(gate.release(id, user(1), order(10), None));
+    assert!(!gate.release(id, user(1), order(10), None));
+    assert_eq!(gate.snapshot(id).unwrap().remaining(), 1);
+}
+
+#[test]
+fn the_cap_never_falls_below_the_marks() {
+    let gate = gate(3);
+    for n in 1..=3 {
+        admit(&gate, n, n, 1500);
+    }
+    assert_eq!(gate.edit(&sale(1, 2, SaleStatus::OnSale)), Some(3));
+    assert_eq!(gate.edit(&sale(4, 3, SaleStatus::OnSale)), Some(4));
+    assert_eq!(admit(&gate, 4, 4, 1500), Admission::Admitted(order(4)));
+}
+
+/// Eight threads, a crowd fifty times the stock, releases in between: marks never exceed the cap.
+#[test]
+fn a_crowd_of_threads_gets_exactly_the_cap() {
+    let gate = gate(100);
+    let id = SaleId::new(1).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8i64 {
+            let gate = &gate;
+            scope.spawn(move || {
+                for i in 0..5_000i64 {
+                    let (u, o) = (1 + (i * 7 + thread) % 5_000, 1 + i * 8 + thread);
+                    if admit(gate, u, o, 1500) == Admission::Admitted(order(o)) && i % 3 == 0 {
+                        assert!(gate.release(id, user(u), order(o), None), "the mark is ours");
+                    }
+                    assert!(gate.snapshot(id).unwrap().marks <= 100);
+                }
+            });
+        }
+    });
+    assert_eq!(gate.snapshot(id).unwrap().marks, 100);
+    assert_eq!(gate.marks(id).len(), 100);
+}
+
+#[test]
+fn a_reload_keeps_what_is_in_flight() {
+    let gate = gate(5);
+    let id = SaleId::new(1).unwrap();
+    for n in 1..=3 {
+        admit(&gate, n, n, 1500);
+    }
+    gate.settle(id, [(user(1), order(1)), (user(2), order(2))]);
+    // The ledger has 1, and 9 that another process sold; 2 was cancelled there; 3 is still on its way.
+    let loaded = Loaded { sale: sale(5, 2, SaleStatus::OnSale), marks: vec![(user(1), order(1)), (user(9), order(9))] };
+
+    let before = gate.generation(id).unwrap();
+    gate.release(id, user(1), order(1), None);
+    assert!(!gate.reload(loaded.clone(), before), "what was read is older than a release");
+
+    let before = gate.generation(id).unwrap();
+    assert!(gate.reload(loaded, before));
+    let mut marks = gate.marks(id);
+    marks.sort();
+    assert_eq!(marks, [(user(1), order(1)), (user(3), order(3)), (user(9), order(9))]);
+}
+
+proptest! {
+    /// Against the plainest model there is: a list of who has what.
+    #[test]
+    fn agrees_with_a_plain_model(
+        cap in 0..4u32,
+        steps in proptest::collection::vec((1..6i64, 1..20i64, 900..2100i64, any::<bool>()), 0..60),
+    ) {
+        let gate = gate(cap);
+        let id = SaleId::new(1).unwrap();
+        let (mut held, mut clock): (Vec<(i64, i64)>, i64) = (Vec::new(), 0);
+        for (u, o, at, release) in steps {
+            if release {
+                let expected = held.contains(&(u, o));
+                held.retain(|&mark| mark != (u, o));
+                prop_assert_eq!(gate.release(id, user(u), order(o), None), expected);
+                continue;
+            }
+            clock = clock.max(at);
+            let expected = match held.iter().find(|mark| mark.0 == u) {
+                Some(&(_, has)) if has == o => Admission::Admitted(order(o)),
+                Some(&(_, has)) => Admission::AlreadyHas(order(has)),
+                None if clock >= END_MS => refused(Refusal::Ended),
+                None if clock < BEGIN_MS => refused(Refusal::NotStarted),
+                None if held.len() >= cap as usize => refused(Refusal::SoldOut),
+                None => {
+                    held.push((u, o));
+                    Admission::Admitted(order(o))
+                }
+            };
+            prop_assert_eq!(admit(&gate, u, o, at), expected);
+            prop_assert_eq!(gate.snapshot(id).unwrap().remaining() as usize, cap as usize - held.len());
+        }
+    }
+}

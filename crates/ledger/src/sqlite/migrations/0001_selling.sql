@@ -1,0 +1,98 @@
+-- The ledger is the last fence. What these tables promise, whatever the gate believes:
+--   * an order id exists once                         orders.id PRIMARY KEY
+--   * one live order per person and sale              UNIQUE (sale_id, user_id, live), live = 1 or NULL
+--   * never more sold than there are                  CHECK (sold <= total)
+--   * one sale per voucher                            UNIQUE (voucher_id)
+-- Times are milliseconds since 1970 UTC, money is cents.
+
+CREATE TABLE shop_type (
+    id   INTEGER PRIMARY KEY,
+    name TEXT    NOT NULL,
+    sort INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO shop_type (id, name, sort) VALUES
+    (1, '美食', 1), (2, 'KTV', 2), (3, '丽人', 3), (4, '健身', 4), (5, '休闲', 5);
+
+CREATE TABLE shop (
+    id      INTEGER PRIMARY KEY,
+    type_id INTEGER NOT NULL REFERENCES shop_type (id),
+    name    TEXT    NOT NULL,
+    address TEXT    NOT NULL
+) STRICT;
+
+CREATE TABLE voucher (
+    id          INTEGER PRIMARY KEY,
+    shop_id     INTEGER NOT NULL REFERENCES shop (id),
+    kind        TEXT    NOT NULL CHECK (kind IN ('ordinary', 'flash_sale')),
+    title       TEXT    NOT NULL,
+    subtitle    TEXT    NOT NULL,
+    rules       TEXT    NOT NULL,
+    price_cents INTEGER NOT NULL CHECK (price_cents >= 0),
+    worth_cents INTEGER NOT NULL CHECK (worth_cents >= 0)
+) STRICT;
+
+CREATE TABLE sale (
+    id          INTEGER PRIMARY KEY,
+    voucher_id  INTEGER NOT NULL UNIQUE REFERENCES voucher (id),
+    price_cents INTEGER NOT NULL,
+    status      TEXT    NOT NULL CHECK (status IN ('draft', 'on_sale', 'paused', 'ended')),
+    begin_at    INTEGER NOT NULL,
+    end_at      INTEGER NOT NULL CHECK (end_at > begin_at),
+    total       INTEGER NOT NULL CHECK (total >= 0),
+    cap         INTEGER NOT NULL CHECK (cap >= 0),
+    sold        INTEGER NOT NULL DEFAULT 0 CHECK (sold >= 0 AND sold <= total),
+    epoch       INTEGER NOT NULL DEFAULT 1,
+    ver         INTEGER NOT NULL DEFAULT 1,
+    created_at  INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE orders (
+    id          INTEGER PRIMARY KEY,
+    sale_id     INTEGER NOT NULL,
+    user_id     INTEGER NOT NULL,
+    live        INTEGER CHECK (live = 1),
+    status      TEXT    NOT NULL,
+    reason      TEXT,
+    epoch       INTEGER NOT NULL,
+    seq         INTEGER NOT NULL,
+    price_cents INTEGER NOT NULL,
+    created_at  INTEGER NOT NULL,
+    updated_at  INTEGER NOT NULL,
+    UNIQUE (sale_id, user_id, live),
+    CHECK ((live IS NOT NULL) = (status IN ('pending', 'unpaid', 'paid', 'redeemed')))
+) STRICT;
+
+CREATE INDEX orders_by_user ON orders (user_id, id);
+
+-- Marks that must still be released in the gate: written with the order's death, deleted after the release.
+CREATE TABLE owed (
+    order_id INTEGER PRIMARY KEY,
+    sale_id  INTEGER NOT NULL,
+    user_id  INTEGER NOT NULL
+) STRICT;
+
+-- Orders that cannot be recorded for a reason of their own. Their stock stays taken until a person has looked.
+CREATE TABLE quarantine (
+    order_id INTEGER PRIMARY KEY,
+    sale_id  INTEGER NOT NULL,
+    user_id  INTEGER NOT NULL,
+    payload  TEXT    NOT NULL,
+    error    TEXT    NOT NULL
+) STRICT;
+
+-- A top-up is added once, however often it is sent.
+CREATE TABLE top_up (
+    request_id TEXT    PRIMARY KEY,
+    sale_id    INTEGER NOT NULL REFERENCES sale (id),
+    added      INTEGER NOT NULL,
+    at         INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Ids never repeat: the time ranges granted for one worker do not overlap.
+CREATE TABLE worker_lease (
+    worker   INTEGER PRIMARY KEY CHECK (worker BETWEEN 0 AND 1023),
+    holder   TEXT    NOT NULL,
+    from_ms  INTEGER NOT NULL,
+    until_ms INTEGER NOT NULL
+) STRICT;

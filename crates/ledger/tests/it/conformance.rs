@@ -1,0 +1,380 @@
+//! What every ledger must do. `suite!(expression)` makes one test per case, each on a fresh database.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use stampede_core::ids::WorkerId;
+use stampede_core::ports::{Admitted, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped};
+use stampede_core::*;
+use stampede_ledger::Stores;
+
+macro_rules! suite {
+    ($fresh:expr) => {
+        $crate::conformance::suite!(@each $fresh;
+            records_once, never_more_than_total, one_live_order_a_person, refuses_another_epoch, tells_a_collision,
+            cancels_once, dead_stays_dead, concurrent_batches_keep_the_fences, edits_are_versioned, tops_up_once,
+            creates_only_under_a_parent, leases_never_overlap, a_code_is_tried_few_times_and_used_once,
+            sessions_slide_and_end, quarantine_keeps_its_mark, orders_are_listed_newest_first, a_missing_sale_is_poison);
+    };
+    (@each $fresh:expr; $($case:ident),*) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+        async fn $case() {
+            let fresh = $fresh;
+            $crate::conformance::$case(&fresh.stores).await;
+        })*
+    };
+}
+pub(crate) use suite;
+
+const NOW: Timestamp = Timestamp::from_ms(1_800_000_000_000);
+const E1: Epoch = Epoch(1);
+
+fn order(n: i64) -> OrderId {
+    OrderId::new(n).unwrap()
+}
+
+fn user(n: i64) -> UserId {
+    UserId::new(n).unwrap()
+}
+
+fn admitted(o: i64, u: i64) -> Admitted {
+    Admitted { order: order(o), user: user(u), seq: o, at: NOW }
+}
+
+fn batch(pairs: &[(i64, i64)]) -> Vec<Admitted> {
+    pairs.iter().map(|&(o, u)| admitted(o, u)).collect()
+}
+
+fn refused(reason: RejectReason, keep: Option<i64>) -> Recorded {
+    Recorded::Refused { reason, keep: keep.map(order) }
+}
+
+pub async fn sale_of(stores: &Stores, stock: u32) -> SaleId {
+    let shop = Shop {
+        id: ShopId::new(1).unwrap(),
+        type_id: ShopTypeId::new(1).unwrap(),
+        name: "茶".into(),
+        address: "1 Lane".into(),
+    };
+    stores.catalogue.create_shop(&shop).await.unwrap();
+    let voucher = Voucher {
+        id: VoucherId::new(7).unwrap(),
+        shop: shop.id,
+        kind: VoucherKind::FlashSale,
+        title: "Tea for two".into(),
+        subtitle: String::new(),
+        rules: String::new(),
+        price: Money::from_cents(100).unwrap(),
+        worth: Money::from_cents(900).unwrap(),
+    };
+    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::Done);
+    assert_eq!(stores.catalogue.voucher(voucher.id).await.unwrap().as_ref(), Some(&voucher));
+    let sale = SaleId::new(9).unwrap();
+    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, stock), NOW).await.unwrap(), Created::Done);
+    sale
+}
+
+fn draft(id: SaleId, voucher: VoucherId, stock: u32) -> SaleDraft {
+    let window = Window { begin: NOW, end: NOW.plus(Duration::from_secs(3600)) };
+    SaleDraft { id, voucher, stock, window, status: SaleStatus::OnSale }
+}
+
+pub async fn record(stores: &Stores, sale: SaleId, pairs: &[(i64, i64)]) -> Vec<Recorded> {
+    stores.ledger.record(sale, E1, &batch(pairs)).await.unwrap()
+}
+
+/// sold = live rows ≤ total, one live order a person.
+async fn check(stores: &Stores, sale: SaleId) -> usize {
+    let loaded = stores.ledger.load(sale).await.unwrap().unwrap();
+    assert_eq!(loaded.marks.len(), loaded.sale.sold as usize);
+    assert!(loaded.sale.sold <= loaded.sale.total);
+    assert_eq!(loaded.marks.iter().map(|mark| mark.0).collect::<HashSet<_>>().len(), loaded.marks.len());
+    loaded.marks.len()
+}
+
+pub async fn records_once(stores: &Stores) {
+    let sale = sale_of(stores, 10).await;
+    assert_eq!(record(stores, sale, &[]).await, []);
+    assert_eq!(record(stores, sale, &[(1, 1), (2, 2)]).await, [Recorded::Recorded; 2]);
+    assert_eq!(
+        record(stores, sale, &[(2, 2), (3, 3), (1, 1)]).await,
+        [Recorded::Already, Recorded::Recorded, Recorded::Already]
+    );
+    assert_eq!(check(stores, sale).await, 3);
+    let row = stores.ledger.order(order(1)).await.unwrap().unwrap();
+    assert_eq!((row.sale, row.user, row.status, row.price.cents()), (sale, user(1), OrderStatus::Unpaid, 100));
+    assert_eq!((row.created_at, row.updated_at), (NOW, NOW));
+    assert_eq!(stores.ledger.live_order(sale, user(1)).await.unwrap(), Some(row));
+}
+
+pub async fn never_more_than_total(stores: &Stores) {
+    let sale = sale_of(stores, 2).await;
+    // Who came first is told by seq, not by the place in the batch.
+    let late_first = [(3, 3), (1, 1), (2, 2)];
+    let answers = record(stores, sale, &late_first).await;
+    let sold_out = refused(RejectReason::SoldOut, None);
+    assert_eq!(answers, [sold_out, Recorded::Recorded, Recorded::Recorded]);
+    assert_eq!(check(stores, sale).await, 2);
+    let row = stores.ledger.order(order(3)).await.unwrap().unwrap();
+    assert_eq!(row.status, OrderStatus::Rejected, "a refused id ends as a row");
+    assert_eq!(record(stores, sale, &[(3, 3)]).await, [Recorded::Dead]);
+}
+
+pub async fn one_live_order_a_person(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    assert_eq!(
+        record(stores, sale, &[(1, 1), (2, 1)]).await,
+        [Recorded::Recorded, refused(RejectReason::AlreadyHas, Some(1))]
+    );
+    assert_eq!(record(stores, sale, &[(3, 1)]).await, [refused(RejectReason::AlreadyHas, Some(1))]);
+    assert_eq!(check(stores, sale).await, 1);
+}
+
+pub async fn refuses_another_epoch(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    let answers = stores.ledger.record(sale, Epoch(2), &batch(&[(1, 1)])).await.unwrap();
+    assert_eq!(answers, [refused(RejectReason::Epoch, None)]);
+    assert_eq!(check(stores, sale).await, 0);
+}
+
+pub async fn tells_a_collision(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    record(stores, sale, &[(1, 1)]).await;
+    assert_eq!(record(stores, sale, &[(1, 2), (2, 2)]).await, [Recorded::IdCollision, Recorded::Recorded]);
+    assert_eq!(stores.ledger.order(order(1)).await.unwrap().unwrap().user, user(1));
+    assert_eq!(check(stores, sale).await, 2);
+}
+
+pub async fn cancels_once(stores: &Stores) {
+    let sale = sale_of(stores, 1).await;
+    record(stores, sale, &[(1, 1)]).await;
+    let later = NOW.plus(Duration::from_secs(1));
+    let cancel = |who| stores.ledger.cancel(order(1), user(who), later);
+    assert_eq!(cancel(2).await.unwrap(), Stepped::NoSuchOrder, "another's order is as good as none");
+    let Stepped::Done(cancelled) = cancel(1).await.unwrap() else { panic!("not cancelled") };
+    assert_eq!((cancelled.status, cancelled.updated_at), (OrderStatus::Cancelled, later));
+    assert_eq!(stores.ledger.order(order(1)).await.unwrap(), Some(cancelled));
+    assert_eq!(cancel(1).await.unwrap(), Stepped::Illegal(OrderStatus::Cancelled));
+    assert_eq!(check(stores, sale).await, 0);
+    assert_eq!(stores.ledger.live_order(sale, user(1)).await.unwrap(), None);
+
+    let owed = stores.ledger.owed(10).await.unwrap();
+    assert_eq!(owed.iter().map(|o| (o.order, o.sale, o.user)).collect::<Vec<_>>(), [(order(1), sale, user(1))]);
+    stores.ledger.settle_owed(&[order(1)]).await.unwrap();
+    assert_eq!(stores.ledger.owed(10).await.unwrap(), []);
+}
+
+pub async fn dead_stays_dead(stores: &Stores) {
+    let sale = sale_of(stores, 2).await;
+    record(stores, sale, &[(1, 1)]).await;
+    stores.ledger.cancel(order(1), user(1), NOW).await.unwrap();
+    assert_eq!(record(stores, sale, &[(1, 1)]).await, [Recorded::Dead], "a late duplicate revives nothing");
+    assert_eq!(record(stores, sale, &[(2, 1)]).await, [Recorded::Recorded], "a new try may succeed");
+    assert_eq!(check(stores, sale).await, 1);
+}
+
+/// Eight writers, the same people in different batches, repeats among them, more people than stock.
+pub async fn concurrent_batches_keep_the_fences(stores: &Stores) {
+    let sale = sale_of(stores, 60).await;
+    let writers = (0..8i64).map(|writer| {
+        let stores = stores.clone();
+        tokio::spawn(async move {
+            let mut recorded = Vec::new();
+            for round in 0..10i64 {
+                let pairs: Vec<(i64, i64)> = (0..16)
+                    .map(|i| (1 + writer * 1000 + round * 20 + i, 1 + (writer * 7 + round * 13 + i * 3) % 100))
+                    .collect();
+                for _again in 0..2 {
+                    let answers = record(&stores, sale, &pairs).await;
+                    recorded
+                        .extend(pairs.iter().zip(answers).filter(|(_, a)| *a == Recorded::Recorded).map(|(p, _)| *p));
+                }
+            }
+            recorded
+        })
+    });
+    let mut sold = HashSet::new();
+    for writer in writers.collect::<Vec<_>>() {
+        for (o, u) in writer.await.unwrap() {
+            assert!(sold.insert((user(u), order(o))), "recorded once");
+        }
+    }
+    assert_eq!(sold.len(), 60);
+    assert_eq!(check(stores, sale).await, 60);
+    let loaded = stores.ledger.load(sale).await.unwrap().unwrap();
+    assert_eq!(loaded.marks.into_iter().collect::<HashSet<_>>(), sold);
+}
+
+pub async fn edits_are_versioned(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    let set = |status| stores.ledger.set_status(sale, status);
+    let Edited::Done(paused) = set(SaleStatus::Paused).await.unwrap() else { panic!("not paused") };
+    assert_eq!((paused.status, paused.ver), (SaleStatus::Paused, 2));
+    assert!(matches!(set(SaleStatus::Paused).await.unwrap(), Edited::Repeated(sale) if sale.ver == 2));
+    assert_eq!(set(SaleStatus::Draft).await.unwrap(), Edited::Illegal(SaleStatus::Paused));
+    assert!(matches!(set(SaleStatus::Ended).await.unwrap(), Edited::Done(_)));
+    assert_eq!(set(SaleStatus::OnSale).await.unwrap(), Edited::Illegal(SaleStatus::Ended));
+    let nowhere = SaleId::new(404).unwrap();
+    assert_eq!(stores.ledger.set_status(nowhere, SaleStatus::Ended).await.unwrap(), Edited::NoSuchSale);
+    assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().ver, 3);
+}
+
+pub async fn tops_up_once(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    let top_up = |add, request| stores.ledger.top_up(sale, add, request, NOW);
+    let Edited::Done(more) = top_up(3, "a").await.unwrap() else { panic!("not topped up") };
+    assert_eq!((more.total, more.cap, more.ver), (8, 8, 2));
+    assert!(matches!(top_up(3, "a").await.unwrap(), Edited::Repeated(sale) if sale.total == 8));
+    assert_eq!(top_up(4, "a").await.unwrap(), Edited::RequestIdReused);
+    assert!(matches!(top_up(4, "b").await.unwrap(), Edited::Done(sale) if sale.total == 12));
+    assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().total, 12);
+    let too_much = top_up(shop::MAX_STOCK, "c").await.unwrap();
+    assert_eq!(too_much, Edited::Illegal(SaleStatus::OnSale));
+}
+
+pub async fn creates_only_under_a_parent(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    let held = stores.ledger.sale(sale).await.unwrap().unwrap();
+    let other = SaleId::new(10).unwrap();
+    let create = |voucher| stores.ledger.create_sale(draft(other, voucher, 1), NOW);
+    assert_eq!(create(held.voucher).await.unwrap(), Created::Exists, "one sale a voucher");
+    assert_eq!(create(VoucherId::new(404).unwrap()).await.unwrap(), Created::NoParent);
+    let mut shop = stores.catalogue.shop(ShopId::new(1).unwrap()).await.unwrap().unwrap();
+    shop.id = ShopId::new(2).unwrap();
+    shop.type_id = ShopTypeId::new(404).unwrap();
+    assert_eq!(stores.catalogue.create_shop(&shop).await.unwrap(), Created::NoParent);
+    let mut voucher = stores.catalogue.voucher(held.voucher).await.unwrap().unwrap();
+    voucher.id = VoucherId::new(8).unwrap();
+    voucher.shop = ShopId::new(404).unwrap();
+    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::NoParent);
+    assert_eq!(stores.ledger.sales().await.unwrap(), [held]);
+}
+
+pub async fn leases_never_overlap(stores: &Stores) {
+    const SPAN: Duration = Duration::from_secs(60);
+    let zero = Timestamp::from_ms(0);
+    let lease = |holder: String, worker, not_before| {
+        let ledger = stores.ledger.clone();
+        async move { ledger.lease_worker(&holder, worker, not_before, SPAN).await.unwrap() }
+    };
+    let many: Vec<_> = (0..32).map(|i| tokio::spawn(lease(format!("h{i}"), None, zero))).collect();
+    let mut workers = HashSet::new();
+    for one in many {
+        let granted = one.await.unwrap();
+        assert!(granted.from < granted.until);
+        assert!(workers.insert(granted.worker), "two hold worker {:?}", granted.worker);
+    }
+
+    let mine = lease("me".into(), None, zero).await;
+    let renewed = lease("me".into(), Some(mine.worker), mine.until).await;
+    assert_eq!((renewed.worker, renewed.from), (mine.worker, mine.from));
+    assert!(renewed.until >= mine.until.plus(SPAN), "reaches beyond not_before, though our clock is behind it");
+
+    // Given back, the rest of the range is free for the next holder, and only the rest.
+    let unused_from = mine.from.plus(Duration::from_millis(5));
+    stores.ledger.return_worker("someone else", mine.worker, zero).await.unwrap();
+    stores.ledger.return_worker("me", mine.worker, unused_from).await.unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let next = loop {
+        // Free as soon as the ledger's clock has passed `unused_from`.
+        let next = lease("next".into(), None, zero).await;
+        if next.worker == mine.worker {
+            break next;
+        }
+        assert!(std::time::Instant::now() < deadline, "the worker never became free");
+    };
+    assert!(next.from >= unused_from);
+    let stale = lease("me".into(), Some(mine.worker), zero).await;
+    assert_ne!(stale.worker, mine.worker, "a worker that another holds is not renewed");
+    assert!(stale.worker < WorkerId(1024));
+}
+
+pub async fn a_code_is_tried_few_times_and_used_once(stores: &Stores) {
+    let accounts = &stores.accounts;
+    let phone = Phone::parse("13800138000").unwrap();
+    let soon = NOW.plus(Duration::from_secs(300));
+    accounts.put_code(&phone, b"seal", soon).await.unwrap();
+    let tries: Vec<_> = (0..50)
+        .map(|_| {
+            let (accounts, phone) = (accounts.clone(), phone.clone());
+            tokio::spawn(async move { accounts.try_code(&phone, 5, NOW).await.unwrap() })
+        })
+        .collect();
+    let mut told = 0;
+    for one in tries {
+        told += usize::from(one.await.unwrap().is_some());
+    }
+    assert_eq!(told, 5);
+
+    accounts.put_code(&phone, b"seal2", soon).await.unwrap();
+    assert_eq!(accounts.try_code(&phone, 5, soon).await.unwrap(), None, "expired");
+    assert_eq!(accounts.try_code(&phone, 5, NOW).await.unwrap().as_deref(), Some(&b"seal2"[..]));
+    let newcomer = User { id: user(5), phone: phone.clone(), nickname: "n".into() };
+    let log_in = |seal: &'static [u8], newcomer: User, id| {
+        let accounts = accounts.clone();
+        async move { accounts.log_in(seal, &newcomer, SessionId([id; 16]), soon, NOW).await.unwrap() }
+    };
+    assert_eq!(log_in(b"seal", newcomer.clone(), 1).await, None, "the old code is gone");
+    assert_eq!(log_in(b"seal2", newcomer.clone(), 1).await, Some(newcomer.clone()));
+    assert_eq!(log_in(b"seal2", newcomer.clone(), 2).await, None, "used once");
+    accounts.put_code(&phone, b"seal3", soon).await.unwrap();
+    let again = User { id: user(6), ..newcomer.clone() };
+    assert_eq!(log_in(b"seal3", again, 3).await, Some(newcomer.clone()), "the phone keeps its user");
+    assert_eq!(accounts.user(user(5)).await.unwrap(), Some(newcomer));
+    assert_eq!(accounts.user(user(6)).await.unwrap(), None);
+
+    assert_eq!(accounts.secret("k", b"first").await.unwrap(), b"first");
+    assert_eq!(accounts.secret("k", b"second").await.unwrap(), b"first");
+}
+
+pub async fn sessions_slide_and_end(stores: &Stores) {
+    let accounts = &stores.accounts;
+    let phone = Phone::parse("13800138001").unwrap();
+    let soon = NOW.plus(Duration::from_secs(60));
+    let id = SessionId([7; 16]);
+    accounts.put_code(&phone, b"s", soon).await.unwrap();
+    let newcomer = User { id: user(5), phone, nickname: "n".into() };
+    accounts.log_in(b"s", &newcomer, id, soon, NOW).await.unwrap().unwrap();
+    let session = Session { id, user: user(5), expires_at: soon };
+    assert_eq!(accounts.session(id, NOW).await.unwrap(), Some(session));
+    assert_eq!(accounts.session(id, soon).await.unwrap(), None, "expired");
+
+    let later = Session { expires_at: soon.plus(Duration::from_secs(60)), ..session };
+    accounts.touch_sessions(&[later, session]).await.unwrap();
+    assert_eq!(accounts.session(id, soon).await.unwrap(), Some(later), "an expiry never moves back");
+    assert_eq!(accounts.forget_expired(soon).await.unwrap(), 0);
+    accounts.end_session(id).await.unwrap();
+    assert_eq!(accounts.session(id, NOW).await.unwrap(), None);
+    accounts.touch_sessions(&[later]).await.unwrap();
+    assert_eq!(accounts.session(id, NOW).await.unwrap(), None, "an ended session is not revived");
+}
+
+pub async fn quarantine_keeps_its_mark(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    record(stores, sale, &[(1, 1)]).await;
+    for error in ["odd", "odd again"] {
+        stores.ledger.quarantine(sale, admitted(2, 2), error).await.unwrap();
+    }
+    let marks = stores.ledger.load(sale).await.unwrap().unwrap().marks;
+    assert_eq!(marks.into_iter().collect::<HashSet<_>>(), HashSet::from([(user(1), order(1)), (user(2), order(2))]));
+}
+
+pub async fn orders_are_listed_newest_first(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    for n in 1..=4 {
+        record(stores, sale, &[(n, 1)]).await;
+        stores.ledger.cancel(order(n), user(1), NOW).await.unwrap();
+    }
+    record(stores, sale, &[(5, 1), (6, 2), (7, 1)]).await;
+    let ids = |orders: Vec<Order>| orders.iter().map(|order| order.id.get()).collect::<Vec<_>>();
+    let list = |before, limit| stores.ledger.orders_of(user(1), before, limit);
+    assert_eq!(ids(list(None, 3).await.unwrap()), [5, 4, 3], "a rejected try is not an order of mine");
+    assert_eq!(ids(list(Some(order(3)), 3).await.unwrap()), [2, 1]);
+}
+
+pub async fn a_missing_sale_is_poison(stores: &Stores) {
+    let nowhere = SaleId::new(404).unwrap();
+    let error = stores.ledger.record(nowhere, E1, &batch(&[(1, 1)])).await.unwrap_err();
+    assert!(matches!(error, ports::LedgerError::Poison(_)), "{error:?}");
+    assert_eq!(stores.ledger.order(order(1)).await.unwrap(), None);
+}

@@ -1,0 +1,4 @@
+//! One conformance suite over every database there is.
+
+mod conformance;
+mod sqlite;

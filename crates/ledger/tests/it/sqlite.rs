@@ -1,0 +1,43 @@
+//! The suite on SQLite, and what only SQLite has.
+
+use stampede_ledger::{Database, Stores, open};
+
+use crate::conformance::{self, suite};
+
+/// A database in a folder of its own, not on tmpfs.
+pub struct Fresh {
+    pub stores: Stores,
+    folder: tempfile::TempDir,
+}
+
+impl Fresh {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { stores: reopen(&folder).await, folder }
+    }
+}
+
+async fn reopen(folder: &tempfile::TempDir) -> Stores {
+    let url = format!("sqlite:{}", folder.path().join("ledger.db").display());
+    open(&Database::parse(&url).unwrap()).await.unwrap()
+}
+
+suite!(Fresh::new().await);
+
+#[tokio::test]
+async fn opened_again_it_holds_what_it_held() {
+    let fresh = Fresh::new().await;
+    let sale = conformance::sale_of(&fresh.stores, 2).await;
+    conformance::record(&fresh.stores, sale, &[(1, 1), (2, 2)]).await;
+    let before = fresh.stores.ledger.load(sale).await.unwrap();
+    let again = reopen(&fresh.folder).await;
+    assert_eq!(again.ledger.load(sale).await.unwrap(), before);
+}
+
+#[test]
+fn a_url_that_names_no_database_is_refused() {
+    for bad in ["", "sqlite:", "sqlite::memory:", "sqlite:x?mode=memory", "oracle://x", "/tmp/x.db"] {
+        let error = Database::parse(bad).unwrap_err().to_string();
+        assert!(error.contains("sqlite:PATH"), "{bad}: {error}");
+    }
+}

@@ -1,0 +1,187 @@
+//! A sliding window that counts, inside one process.
+//!
+//! Time is cut into windows. For each key we count the present window and remember the one before; what counts against the
+//! limit is the present count plus the part of the previous one that still lies inside the last window's length. Two maps
+//! hold it all: at the turn of a window the older one is thrown away whole, so no key ever needs to expire by itself.
+//!
+//! Bounded: a map holds at most `max_keys`. When it is full, keys that are not in it yet are let through and counted
+//! ([`SlidingWindow::let_through`]): a limiter out of memory must not close the shop.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const SHARDS: usize = 16;
+
+/// At most `count` within any `window`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit {
+    pub count: u32,
+    pub window: Duration,
+}
+
+struct Shard<K> {
+    /// Which window `present` counts, in windows since the start.
+    window: u64,
+    present: HashMap<K, u32>,
+    previous: HashMap<K, u32>,
+}
+
+/// Counts per key and says when it is enough.
+pub struct SlidingWindow<K> {
+    limit: Limit,
+    max_keys_per_shard: usize,
+    start: Instant,
+    hasher: RandomState,
+    shards: [Mutex<Shard<K>>; SHARDS],
+    let_through: AtomicU64,
+}
+
+impl<K: Eq + Hash> SlidingWindow<K> {
+    pub fn new(limit: Limit, max_keys: usize) -> Self {
+        let empty = || Shard { window: 0, present: HashMap::new(), previous: HashMap::new() };
+        Self {
+            limit,
+            max_keys_per_shard: max_keys.div_ceil(SHARDS),
+            start: Instant::now(),
+            hasher: RandomState::new(),
+            shards: std::array::from_fn(|_| Mutex::new(empty())),
+            let_through: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts one for `key`, unless it has had enough: then the time to wait before it is worth asking again.
+    pub fn check(&self, key: K) -> Result<(), Duration> {
+        self.check_at(key, Instant::now())
+    }
+
+    /// How many were let through uncounted, because the memory was full.
+    pub fn let_through(&self) -> u64 {
+        self.let_through.load(Ordering::Relaxed)
+    }
+
+    fn check_at(&self, key: K, now: Instant) -> Result<(), Duration> {
+        let length = self.limit.window.as_secs_f64();
+        let elapsed = now.saturating_duration_since(self.start).as_secs_f64() / length;
+        let (window, into) = (elapsed.trunc(), elapsed.fract());
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a whole number of windows, never negative"
+        )]
+        let window = window as u64;
+
+        let place = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or(0);
+        let mut shard = self.shards[place].lock().unwrap_or_else(PoisonError::into_inner);
+        shard.turn_to(window);
+
+        let before = f64::from(shard.previous.get(&key).copied().unwrap_or(0));
+        let present = shard.present.get(&key).copied();
+        let counted = f64::from(present.unwrap_or(0));
+        let allowed = f64::from(self.limit.count);
+        if counted + before * (1.0 - into) + 1.0 > allowed {
+            // Either the previous window slides out far enough, or we wait for the next one.
+            let until = if counted + 1.0 <= allowed && before > 0.0 {
+                1.0 - (allowed - counted - 1.0) / before - into
+            } else {
+                1.0 - into
+            };
+            return Err(Duration::from_secs_f64((until * length).max(0.001)));
+        }
+        if present.is_none() && shard.present.len() >= self.max_keys_per_shard {
+            self.let_through.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        *shard.present.entry(key).or_insert(0) += 1;
+        Ok(())
+    }
+}
+
+impl<K> Shard<K> {
+    fn turn_to(&mut self, window: u64) {
+        if window <= self.window {
+            return;
+        }
+        let old = std::mem::take(&mut self.present);
+        self.previous = if window == self.window + 1 { old } else { HashMap::new() };
+        self.window = window;
+    }
+}
+
+impl<K> fmt::Debug for SlidingWindow<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlidingWindow").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn limit(count: u32, window_ms: u64) -> Limit {
+        Limit { count, window: Duration::from_millis(window_ms) }
+    }
+
+    #[test]
+    fn counts_each_key_alone() {
+        let limits = SlidingWindow::new(limit(3, 60_000), 100);
+        for _ in 0..3 {
+            limits.check("a").unwrap();
+        }
+        let wait = limits.check("a").unwrap_err();
+        assert!(wait > Duration::ZERO && wait <= Duration::from_secs(60));
+        limits.check("b").unwrap();
+    }
+
+    #[test]
+    fn waiting_as_told_is_enough() {
+        let limits = SlidingWindow::new(limit(5, 1000), 100);
+        let mut now = limits.start;
+        let mut passed = 0;
+        for _ in 0..200 {
+            match limits.check_at("a", now) {
+                Ok(()) => passed += 1,
+                Err(wait) => now += wait + Duration::from_millis(1),
+            }
+        }
+        let windows = now.duration_since(limits.start).as_secs_f64();
+        assert!(passed > 50, "{passed} passed in {windows} windows");
+    }
+
+    #[test]
+    fn a_full_memory_lets_through_and_counts_it() {
+        let limits = SlidingWindow::new(limit(1, 60_000), 16);
+        for key in 0..10_000 {
+            limits.check(key).unwrap();
+        }
+        assert!(limits.let_through() >= 10_000 - 32);
+        let held: usize = limits.shards.iter().map(|shard| shard.lock().unwrap().present.len()).sum();
+        assert!(held <= 16);
+    }
+
+    proptest! {
+        /// In no stretch of one window's length do more than twice the limit pass, in no whole window more than the limit.
+        #[test]
+        fn never_far_above_the_limit(count in 1..20u32, gaps in proptest::collection::vec(0..400u64, 1..300)) {
+            let limits = SlidingWindow::new(limit(count, 1000), 10);
+            let (mut at_ms, mut passed) = (0, Vec::new());
+            for gap in gaps {
+                at_ms += gap;
+                if limits.check_at((), limits.start + Duration::from_millis(at_ms)).is_ok() {
+                    passed.push(at_ms);
+                }
+            }
+            for (i, &from) in passed.iter().enumerate() {
+                let stretch = passed[i..].iter().take_while(|&&t| t < from + 1000).count();
+                prop_assert!(stretch <= 2 * count as usize);
+                let window = passed.iter().filter(|&&t| t / 1000 == from / 1000).count();
+                prop_assert!(window <= count as usize);
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The locks from outside, as their users have them.
+
+mod keyed;
