@@ -1,1 +1,26 @@
+//! Puts a tier together and owns its workers. The only crate that knows tiers.
+//!
+//! - [`engine`]: starts a tier, holds its parts, settles everything at shutdown
+//! - [`solo`]: the buying path: keyed guard → gate → group commit → answer
+//! - [`batcher`]: the natural batcher, used at every hop
+//! - [`commit`]: what stands behind the batcher: a batch into the ledger until it is known what became of it
+//! - [`sales`], [`orders`], [`people`]: what else the edge may ask for
+//! - `token`: the token of a session, checked without any store
+//! - `workers`: what runs beside the requests
 
+pub mod batcher;
+pub mod commit;
+pub mod engine;
+pub mod error;
+pub mod orders;
+pub mod people;
+pub mod sales;
+pub mod solo;
+mod token;
+mod workers;
+
+pub use engine::{Config, Engine, StartError};
+pub use error::Error;
+pub use people::{CodeSent, LoggedIn, PeopleConfig, Sender};
+pub use sales::SaleView;
+pub use solo::Bought;

@@ -1,0 +1,79 @@
+//! The data folder: made readable by its owner alone, held by one process at a time; and the administrator's token in it.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use rand::RngExt as _;
+use stampede_http::AdminToken;
+
+/// Holds the folder until dropped. The lock is the kernel's: it goes with the process, however that ends.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+const SHORTEST_TOKEN: usize = 16;
+
+impl DataDir {
+    pub fn hold(path: &Path) -> anyhow::Result<Self> {
+        let shown = path.display();
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .with_context(|| format!("cannot make the data folder {shown}"))?;
+        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path.join("lock"));
+        let lock = lock.with_context(|| format!("cannot write in the data folder {shown}"))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                bail!("another stampede uses the data folder {shown}; stop it, or choose another with --data-dir")
+            }
+            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {shown}")),
+        }
+    }
+
+    /// The token: from the environment, from the given file, or kept in this folder and made at the first start. Also where it
+    /// came from, to be shown.
+    pub fn admin_token(&self, given: Option<&Path>) -> anyhow::Result<(AdminToken, String)> {
+        if let Some(token) = std::env::var_os("STAMPEDE_ADMIN_TOKEN") {
+            let token = token.into_string().ok().context("STAMPEDE_ADMIN_TOKEN is not valid text")?;
+            return Ok((check(&token, "STAMPEDE_ADMIN_TOKEN")?, "token from STAMPEDE_ADMIN_TOKEN".into()));
+        }
+        let path = match given {
+            Some(path) => path.to_owned(),
+            None => self.made_token()?,
+        };
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read the admin token in {shown}"))?;
+        Ok((check(text.trim(), &shown)?, format!("token in {shown}")))
+    }
+
+    fn made_token(&self) -> anyhow::Result<PathBuf> {
+        let path = self.path.join("admin-token");
+        if path.exists() {
+            return Ok(path);
+        }
+        // Written aside and renamed, so that a crash leaves no half a token.
+        let aside = self.path.join("admin-token.new");
+        let make = || -> std::io::Result<()> {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+            writeln!(file, "{:032x}", rand::rng().random::<u128>())?;
+            file.sync_all()?;
+            std::fs::rename(&aside, &path)
+        };
+        make().with_context(|| format!("cannot write the admin token to {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+fn check(token: &str, from: &str) -> anyhow::Result<AdminToken> {
+    if token.len() < SHORTEST_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        bail!("the admin token from {from} must have at least {SHORTEST_TOKEN} visible ASCII characters and no spaces");
+    }
+    Ok(AdminToken::new(token))
+}

@@ -1,0 +1,27 @@
+//! `stampede migrate`
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::data_dir::DataDir;
+use crate::settings::{Flags, ServeFlags, Settings};
+
+#[derive(Debug, Args)]
+pub struct Migrate {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+impl Migrate {
+    pub fn run(self) -> anyhow::Result<()> {
+        let settings = Settings::load(&self.flags, &ServeFlags::default())?;
+        let database = settings.database()?;
+        let _held = DataDir::hold(&settings.data_dir)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(stampede_ledger::open(&database)).context(settings.database_url())?;
+        writeln!(std::io::stdout(), "{} is up to date", settings.database_url())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! `stampede serve`
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use stampede_core::SystemClock;
+use stampede_engine::{Engine, Sender};
+use stampede_http::{App, Config, Surface, serve};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing_subscriber::EnvFilter;
+
+use crate::data_dir::DataDir;
+use crate::demo;
+use crate::sender::Console;
+use crate::settings::{Flags, Log, LogFormat, SenderKind, ServeFlags, Settings};
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    #[command(flatten)]
+    flags: Flags,
+
+    #[command(flatten)]
+    serve: ServeFlags,
+
+    /// Fill shops and three sales, and show login codes on the console and in the answer; only on a loopback address
+    #[arg(long)]
+    demo: bool,
+}
+
+impl Serve {
+    pub fn run(self) -> anyhow::Result<()> {
+        let settings = Settings::load(&self.flags, &self.serve)?;
+        start_log(&settings.log)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(run(settings, self.demo))
+    }
+}
+
+async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
+    let database = settings.database()?;
+    let admin_listen = settings.admin_listen()?;
+    if demo && ![Some(settings.listen), admin_listen].iter().flatten().all(|address| address.ip().is_loopback()) {
+        bail!("--demo shows login codes to everybody, so it runs only on a loopback address such as 127.0.0.1:8080");
+    }
+    let data_dir = DataDir::hold(&settings.data_dir)?;
+    let (admin_token, token_from) = data_dir.admin_token(settings.admin_token_file())?;
+    // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
+    let listener = bind(settings.listen).await?;
+    let admin_listener = match admin_listen {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
+
+    let metrics = start_metrics()?;
+    let stores = stampede_ledger::open(&database).await.with_context(|| settings.database_url())?;
+    let console = (demo || settings.login.sender == SenderKind::Console).then(|| Arc::new(Console::default()));
+    let sender = console.clone().map(|console| console as Arc<dyn Sender>);
+    let engine = Engine::start(settings.engine(demo), stores, Arc::new(SystemClock), sender).await?;
+    let engine = Arc::new(engine);
+    if let Some(console) = console.as_deref().filter(|_| demo) {
+        demo::fill(&engine, console).await?;
+    }
+
+    let config = Config {
+        admin_token,
+        buys_per_user: settings.buy.per_user.into(),
+        logins_per_ip: settings.login.per_ip.into(),
+        limit_memory: settings.limits.memory,
+    };
+    let app = Arc::new(App::new(engine.clone(), config, metrics));
+    let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
+    first_screen(&settings, listener.local_addr()?, admin_address, &token_from, demo)?;
+
+    let (stop, stopped) = watch::channel(false);
+    let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
+    let mut servers = vec![tokio::spawn(serve(listener, app.clone(), surface, settings.server(), told(&stopped)))];
+    if let Some(listener) = admin_listener {
+        servers.push(tokio::spawn(serve(listener, app, Surface::Admin, settings.server(), told(&stopped))));
+    }
+
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    tracing::info!("stopping: finishing what is under way");
+    stop.send_replace(true);
+    for server in servers {
+        server.await?;
+    }
+    if !engine.shut_down(settings.server().drain_within).await {
+        bail!("the ledger did not settle everything in time; the next start will find out what it holds");
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn told(stopped: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
+    let mut stopped = stopped.clone();
+    async move {
+        // The sender lives as long as the process.
+        let _ = stopped.wait_for(|&stop| stop).await;
+    }
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+}
+
+fn start_log(log: &Log) -> anyhow::Result<()> {
+    let filter =
+        EnvFilter::try_new(&log.level).with_context(|| format!("log.level: {:?} is not a level", log.level))?;
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match log.format {
+        LogFormat::Text => subscriber.init(),
+        LogFormat::Json => subscriber.json().init(),
+    }
+    Ok(())
+}
+
+fn start_metrics() -> anyhow::Result<PrometheusHandle> {
+    const SECONDS: [f64; 14] =
+        [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+    const SIZES: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)?
+        .set_buckets_for_metric(Matcher::Suffix("_size".into()), &SIZES)?
+        .install_recorder()?;
+    let upkeep = handle.clone();
+    tokio::spawn(async move {
+        let mut turns = tokio::time::interval(Duration::from_secs(5));
+        loop {
+            turns.tick().await;
+            upkeep.run_upkeep();
+        }
+    });
+    Ok(handle)
+}
+
+fn first_screen(
+    settings: &Settings,
+    listen: SocketAddr,
+    admin: Option<SocketAddr>,
+    token_from: &str,
+    demo: bool,
+) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "Stampede {}", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "  open      http://{listen}/")?;
+    writeln!(out, "  tier      {}", settings.tier.as_str())?;
+    writeln!(out, "  database  {}", settings.database_url())?;
+    match admin {
+        Some(address) => writeln!(out, "  admin     http://{address}/admin/v1, {token_from}")?,
+        None => writeln!(out, "  admin     http://{listen}/admin/v1, {token_from}")?,
+    }
+    if demo {
+        writeln!(
+            out,
+            "  demo      log in with any number such as 13800138000; its code is shown here and on the page"
+        )?;
+    }
+    out.flush()
+}

@@ -1,0 +1,305 @@
+//! Defaults, file, environment and flags into one value. A setting that does not exist is an error that names it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use config::{Environment, File, FileFormat};
+use serde::Deserialize;
+use stampede_engine::solo::SoloConfig;
+use stampede_engine::{Config as EngineConfig, PeopleConfig};
+use stampede_http::ServerConfig;
+use stampede_ledger::Database;
+
+const DEFAULTS: &str = include_str!("../../../config/default.toml");
+
+/// Where to look for settings, and the few that have flags. What is not given keeps its setting.
+#[derive(Debug, Args)]
+pub struct Flags {
+    /// A TOML file with settings
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// The ledger, such as sqlite:stampede.db [default: sqlite:DATA_DIR/stampede.db]
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
+
+    /// Where the embedded database and the admin token live [default: data]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+}
+
+/// Flags that only a server has.
+#[derive(Debug, Default, Args)]
+pub struct ServeFlags {
+    /// How the parts are put together: solo [default: solo]
+    #[arg(long, value_name = "TIER")]
+    tier: Option<String>,
+
+    /// The address buyers come to [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+
+    /// An address of its own for /admin and /metrics [default: the same]
+    #[arg(long, value_name = "ADDR")]
+    admin_listen: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tier {
+    Solo,
+}
+
+impl Tier {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Solo => "solo",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SenderKind {
+    None,
+    Console,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    count: u32,
+    window_ms: u64,
+}
+
+impl From<Limit> for stampede_limit::Limit {
+    fn from(limit: Limit) -> Self {
+        Self { count: limit.count, window: Duration::from_millis(limit.window_ms) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    pub tier: Tier,
+    pub data_dir: PathBuf,
+    database: String,
+    pub listen: SocketAddr,
+    admin_listen: String,
+    pub admin: Admin,
+    http: Http,
+    pub buy: Buy,
+    pub login: Login,
+    pub limits: Limits,
+    pub log: Log,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admin {
+    pub token_file: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Http {
+    max_connections: usize,
+    head_within_ms: u64,
+    answer_within_ms: u64,
+    drain_within_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Buy {
+    answer_within_ms: u64,
+    max_batch: usize,
+    queue_per_sale: usize,
+    queue_total: usize,
+    pub per_user: Limit,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Login {
+    pub sender: SenderKind,
+    session_ttl_ms: u64,
+    session_memory: u64,
+    code_ttl_ms: u64,
+    code_tries: u32,
+    codes_per_phone: Limit,
+    pub per_ip: Limit,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    pub memory: usize,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    pub level: String,
+    pub format: LogFormat,
+}
+
+impl Settings {
+    pub fn load(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<Self> {
+        let mut builder = config::Config::builder().add_source(File::from_str(DEFAULTS, FileFormat::Toml));
+        if let Some(path) = &flags.config {
+            builder = builder.add_source(File::from(path.as_path()).format(FileFormat::Toml));
+        }
+        let environment = Environment::with_prefix("STAMPEDE").prefix_separator("__").separator("__").try_parsing(true);
+        builder = builder.add_source(environment);
+        let given = [
+            ("database", flags.database.clone()),
+            ("data_dir", flags.data_dir.as_deref().map(|path| path.display().to_string())),
+            ("tier", serve.tier.clone()),
+            ("listen", serve.listen.clone()),
+            ("admin_listen", serve.admin_listen.clone()),
+        ];
+        for (setting, value) in given {
+            builder = builder.set_override_option(setting, value)?;
+        }
+        let settings: Self =
+            builder.build().and_then(config::Config::try_deserialize).context("the settings are not right")?;
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let at_least_one = [
+            ("http.max_connections", self.http.max_connections as u64),
+            ("http.head_within_ms", self.http.head_within_ms),
+            ("http.answer_within_ms", self.http.answer_within_ms),
+            ("buy.answer_within_ms", self.buy.answer_within_ms),
+            ("buy.max_batch", self.buy.max_batch as u64),
+            ("buy.queue_per_sale", self.buy.queue_per_sale as u64),
+            ("buy.queue_total", self.buy.queue_total as u64),
+            ("buy.per_user.window_ms", self.buy.per_user.window_ms),
+            ("login.session_ttl_ms", self.login.session_ttl_ms),
+            ("login.session_memory", self.login.session_memory),
+            ("login.code_ttl_ms", self.login.code_ttl_ms),
+            ("login.codes_per_phone.window_ms", self.login.codes_per_phone.window_ms),
+            ("login.per_ip.window_ms", self.login.per_ip.window_ms),
+        ];
+        if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
+            bail!("the settings are not right: {name} must be at least 1");
+        }
+        Ok(())
+    }
+
+    pub fn database_url(&self) -> String {
+        if self.database.is_empty() {
+            return format!("sqlite:{}", self.data_dir.join("stampede.db").display());
+        }
+        self.database.clone()
+    }
+
+    pub fn database(&self) -> anyhow::Result<Database> {
+        Ok(Database::parse(&self.database_url())?)
+    }
+
+    pub fn admin_listen(&self) -> anyhow::Result<Option<SocketAddr>> {
+        if self.admin_listen.is_empty() {
+            return Ok(None);
+        }
+        let address = self.admin_listen.parse();
+        Ok(Some(address.with_context(|| format!("admin_listen: {:?} is not an address", self.admin_listen))?))
+    }
+
+    pub fn admin_token_file(&self) -> Option<&Path> {
+        (!self.admin.token_file.is_empty()).then(|| Path::new(&self.admin.token_file))
+    }
+
+    pub fn server(&self) -> ServerConfig {
+        ServerConfig {
+            max_connections: self.http.max_connections,
+            head_within: Duration::from_millis(self.http.head_within_ms),
+            answer_within: Duration::from_millis(self.http.answer_within_ms),
+            drain_within: Duration::from_millis(self.http.drain_within_ms),
+        }
+    }
+
+    pub fn engine(&self, demo: bool) -> EngineConfig {
+        let (buy, login) = (&self.buy, &self.login);
+        EngineConfig {
+            solo: SoloConfig {
+                answer_within: Duration::from_millis(buy.answer_within_ms),
+                max_batch: buy.max_batch,
+                queue_per_sale: buy.queue_per_sale,
+                queue_total: buy.queue_total,
+            },
+            people: PeopleConfig {
+                session_ttl: Duration::from_millis(login.session_ttl_ms),
+                session_memory: login.session_memory,
+                code_ttl: Duration::from_millis(login.code_ttl_ms),
+                code_tries: login.code_tries,
+                codes_per_phone: login.codes_per_phone.into(),
+                limit_memory: self.limits.memory,
+                show_codes: demo,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(flags: Flags, serve: ServeFlags) -> anyhow::Result<Settings> {
+        Settings::load(&flags, &serve)
+    }
+
+    fn file(text: &str) -> (tempfile::NamedTempFile, Flags) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, text).unwrap();
+        let config = Some(file.path().to_owned());
+        (file, Flags { config, database: None, data_dir: None })
+    }
+
+    #[test]
+    fn the_defaults_are_whole() {
+        let settings = load(Flags { config: None, database: None, data_dir: None }, ServeFlags::default()).unwrap();
+        assert_eq!(settings.database_url(), "sqlite:data/stampede.db");
+        assert_eq!(settings.admin_listen().unwrap(), None);
+    }
+
+    #[test]
+    fn a_flag_goes_before_a_file_before_the_default() {
+        let (_file, mut flags) = file("listen = \"127.0.0.1:1\"\n[buy]\nmax_batch = 7\n");
+        flags.data_dir = Some("elsewhere".into());
+        let serve = ServeFlags { listen: Some("127.0.0.1:2".into()), ..ServeFlags::default() };
+        let settings = load(flags, serve).unwrap();
+        assert_eq!(settings.listen.port(), 2);
+        assert_eq!(settings.buy.max_batch, 7);
+        assert_eq!(settings.database_url(), "sqlite:elsewhere/stampede.db");
+    }
+
+    #[test]
+    fn what_does_not_exist_is_named() {
+        for (text, name) in [
+            ("lisen = \"127.0.0.1:1\"\n", "lisen"),
+            ("[buy]\nmax_bach = 7\n", "max_bach"),
+            ("[buy]\nper_user = { count = 1, window = 2 }\n", "window"),
+            ("[buy]\nmax_batch = \"many\"\n", "max_batch"),
+            ("[buy]\nmax_batch = 0\n", "buy.max_batch"),
+            ("tier = \"huge\"\n", "huge"),
+        ] {
+            let (_file, flags) = file(text);
+            let error = format!("{:#}", load(flags, ServeFlags::default()).unwrap_err());
+            assert!(error.contains(name), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Starts a tier, holds its parts, and settles everything at shutdown.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rand::RngExt as _;
+use stampede_core::ids::{IdMaker as _, NotAnId, Snowflake};
+use stampede_core::ports::LedgerError;
+use stampede_core::{Clock, Code, SaleId, UserId};
+use stampede_gate::MemoryGate;
+use stampede_ledger::Stores;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use crate::error::Error;
+use crate::people::{People, PeopleConfig, Sender};
+use crate::sales::Shelf;
+use crate::solo::{Bought, Solo, SoloConfig};
+use crate::workers;
+
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    pub solo: SoloConfig,
+    pub people: PeopleConfig,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot start: the ledger failed")]
+    Ledger(#[from] LedgerError),
+    #[error("cannot start: the session key in the ledger has {0} bytes, not 32")]
+    Key(usize),
+}
+
+/// A tier, ready to sell.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) stores: Stores,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) gate: Arc<MemoryGate>,
+    pub(crate) shelf: Shelf,
+    pub(crate) people: People,
+    pub(crate) owed: Arc<Notify>,
+    solo: Solo,
+    ids: Arc<Snowflake>,
+    holder: String,
+    workers: Mutex<JoinSet<()>>,
+}
+
+impl Engine {
+    /// Leases a worker number, rebuilds the gate from the ledger, and starts the workers.
+    pub async fn start(
+        config: Config,
+        stores: Stores,
+        clock: Arc<dyn Clock>,
+        sender: Option<Arc<dyn Sender>>,
+    ) -> Result<Self, StartError> {
+        let holder = format!("{:032x}", rand::rng().random::<u128>());
+        let ledger = stores.ledger.clone();
+        let lease = workers::lease::first(ledger.as_ref(), &holder).await?;
+        let ids = Arc::new(Snowflake::new(clock.clone(), lease));
+
+        let (gate, shelf) = (Arc::new(MemoryGate::new()), Shelf::default());
+        for sale in ledger.sales().await? {
+            // Read again together with its orders, so that both are of one moment.
+            if let Some(loaded) = ledger.load(sale.id).await? {
+                shelf.put(loaded.sale.clone());
+                gate.open(loaded);
+            }
+        }
+        // The gate was just built from live orders: it owes nothing any more.
+        workers::owed::settle(ledger.as_ref(), &gate).await?;
+
+        let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
+        let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
+        let (people, touched) = People::new(config.people, stores.accounts.clone(), clock.clone(), &key, sender);
+
+        let owed = Arc::new(Notify::new());
+        let mut workers = JoinSet::new();
+        workers.spawn(workers::lease::keep(ledger.clone(), ids.clone(), holder.clone()));
+        workers.spawn(workers::owed::keep(ledger.clone(), gate.clone(), owed.clone()));
+        workers.spawn(workers::sessions::keep(stores.accounts.clone(), clock.clone(), touched));
+
+        let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
+        let workers = Mutex::new(workers);
+        Ok(Self { stores, clock, gate, shelf, people, owed, solo, ids, holder, workers })
+    }
+
+    pub fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
+    }
+
+    /// One for this user, or the one he has.
+    pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
+        self.solo.buy(sale, user).await
+    }
+
+    /// How many admitted orders wait for the ledger.
+    pub fn waiting(&self) -> usize {
+        self.solo.waiting()
+    }
+
+    /// Can it do its work? If not, what is wrong.
+    pub async fn ready(&self) -> Result<(), Error> {
+        Ok(self.stores.ledger.ping().await?)
+    }
+
+    pub(crate) fn next_id<T>(&self, of: impl FnOnce(i64) -> Result<T, NotAnId>) -> Result<T, Error> {
+        of(self.ids.next()?).map_err(|_| Error::Plain(Code::Internal))
+    }
+
+    /// Settles what was admitted and gives the worker number back. To be called when no request is under way any more.
+    /// `false` if that took longer than `patience`; what is left then is settled by the rebuild at the next start.
+    pub async fn shut_down(&self, patience: Duration) -> bool {
+        let settling = async {
+            self.solo.close().await;
+            self.workers.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
+            self.stores.ledger.return_worker(&self.holder, self.ids.worker(), self.ids.unused_from()).await
+        };
+        match tokio::time::timeout(patience, settling).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(error = crate::commit::describe(&error), "could not return the worker number");
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Why a request could not be granted, with the stable code that the client sees.
+
+use std::time::Duration;
+
+use stampede_core::ids::LeaseEnded;
+use stampede_core::ports::LedgerError;
+use stampede_core::{Code, Invalid, Refusal};
+
+use crate::batcher::Full;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The gate or the ledger said no, for good reason.
+    #[error("refused: {}", .0.code().as_str())]
+    Refused(Refusal),
+    /// A plain no with this code.
+    #[error("refused: {}", .0.as_str())]
+    Plain(Code),
+    #[error("{} members are not as they must be", .0.len())]
+    Invalid(Vec<Invalid>),
+    #[error("too many requests; wait {wait:?}")]
+    Limited { wait: Duration },
+    /// A bound is reached. Nothing was done.
+    #[error("a bound is reached")]
+    Busy,
+    /// Not known in time. Asking again finds out.
+    #[error("the outcome is not known yet")]
+    OutcomeUnknown,
+    #[error("the ledger failed")]
+    Ledger(#[from] LedgerError),
+    /// The sender of login codes failed.
+    #[error("the code could not be sent")]
+    Sender(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    pub const fn code(&self) -> Code {
+        match self {
+            Self::Refused(refusal) => refusal.code(),
+            Self::Plain(code) => *code,
+            Self::Invalid(_) => Code::InvalidRequest,
+            Self::Limited { .. } => Code::TooManyRequests,
+            Self::Busy => Code::Busy,
+            Self::OutcomeUnknown | Self::Ledger(LedgerError::Unknown(_)) => Code::OutcomeUnknown,
+            Self::Ledger(LedgerError::Unavailable(_)) | Self::Sender(_) => Code::Unavailable,
+            Self::Ledger(LedgerError::Poison(_)) => Code::Internal,
+        }
+    }
+}
+
+impl From<LeaseEnded> for Error {
+    fn from(_: LeaseEnded) -> Self {
+        Self::Busy
+    }
+}
+
+impl<T> From<Full<T>> for Error {
+    fn from(_: Full<T>) -> Self {
+        Self::Busy
+    }
+}

@@ -1,0 +1,191 @@
+//! Login by a code sent to the phone, and sessions.
+//!
+//! A session is looked up in a bounded local memory first and in the ledger on a miss. Its expiry slides with every use; the
+//! new expiry is written behind, in batches, so that being logged in costs a request no write.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rand::RngExt as _;
+use stampede_core::ports::{Accounts, Session, SessionId};
+use stampede_core::{Clock, Code, Phone, Timestamp, User, UserId};
+use stampede_limit::{Limit, SlidingWindow};
+use subtle::ConstantTimeEq as _;
+use tokio::sync::mpsc;
+
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::token::Sealer;
+
+/// Brings a login code to its phone.
+#[async_trait]
+pub trait Sender: Send + Sync + fmt::Debug {
+    async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct PeopleConfig {
+    pub session_ttl: Duration,
+    /// How many sessions are kept in memory.
+    pub session_memory: u64,
+    pub code_ttl: Duration,
+    /// How often one code may be tried.
+    pub code_tries: u32,
+    pub codes_per_phone: Limit,
+    /// How many numbers the limits remember.
+    pub limit_memory: usize,
+    /// Show the code in the answer. Only for a demonstration on this machine.
+    pub show_codes: bool,
+}
+
+#[derive(Debug)]
+pub struct CodeSent {
+    pub expires_in: Duration,
+    /// Only in a demonstration.
+    pub shown: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct LoggedIn {
+    pub token: String,
+    pub user: User,
+    pub expires_at: Timestamp,
+}
+
+#[derive(Debug)]
+struct Known {
+    user: UserId,
+    expires_at_ms: AtomicI64,
+    /// The expiry that the ledger knows, or will soon.
+    written_ms: AtomicI64,
+}
+
+#[derive(Debug)]
+pub(crate) struct People {
+    config: PeopleConfig,
+    accounts: Arc<dyn Accounts>,
+    clock: Arc<dyn Clock>,
+    sealer: Sealer,
+    sender: Option<Arc<dyn Sender>>,
+    sessions: moka::sync::Cache<SessionId, Arc<Known>>,
+    touched: mpsc::Sender<Session>,
+    codes_per_phone: SlidingWindow<Phone>,
+}
+
+impl People {
+    /// Also returns the sessions whose new expiry is to be written.
+    pub(crate) fn new(
+        config: PeopleConfig,
+        accounts: Arc<dyn Accounts>,
+        clock: Arc<dyn Clock>,
+        key: &[u8; 32],
+        sender: Option<Arc<dyn Sender>>,
+    ) -> (Self, mpsc::Receiver<Session>) {
+        let sessions =
+            moka::sync::Cache::builder().max_capacity(config.session_memory).time_to_idle(config.session_ttl).build();
+        let (touched, to_write) = mpsc::channel(10_000);
+        let codes_per_phone = SlidingWindow::new(config.codes_per_phone, config.limit_memory);
+        let sealer = Sealer::new(key);
+        (Self { config, accounts, clock, sealer, sender, sessions, touched, codes_per_phone }, to_write)
+    }
+
+    fn remember(&self, session: Session) -> Arc<Known> {
+        let expires_at_ms = session.expires_at.ms();
+        let known = Arc::new(Known {
+            user: session.user,
+            expires_at_ms: AtomicI64::new(expires_at_ms),
+            written_ms: AtomicI64::new(expires_at_ms),
+        });
+        // Not over what is there: it may have ended since it was read.
+        self.sessions.entry(session.id).or_insert(known).into_value()
+    }
+
+    /// Moves the expiry, and has it written once it has moved by a thirtieth of the session's life.
+    fn slide(&self, id: SessionId, known: &Known, now: Timestamp) {
+        let expires_at = now.plus(self.config.session_ttl);
+        known.expires_at_ms.fetch_max(expires_at.ms(), Ordering::Relaxed);
+        let written_ms = known.written_ms.load(Ordering::Relaxed);
+        let worth_writing = Timestamp::from_ms(written_ms).plus(self.config.session_ttl / 30) <= expires_at;
+        let claim =
+            |to| known.written_ms.compare_exchange(written_ms, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if worth_writing && claim(expires_at.ms()) {
+            // If the queue is full, the next use of the session tries again.
+            if self.touched.try_send(Session { id, user: known.user, expires_at }).is_err() {
+                known.written_ms.store(written_ms, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Sends a login code, unless this number has had enough of them.
+    pub async fn send_code(&self, phone: &Phone) -> Result<CodeSent, Error> {
+        let people = &self.people;
+        people.codes_per_phone.check(phone.clone()).map_err(|wait| Error::Limited { wait })?;
+        let Some(sender) = &people.sender else { return Err(Error::Plain(Code::Unavailable)) };
+        let code = format!("{:06}", rand::rng().random_range(0..1_000_000));
+        let expires_at = people.clock.now().plus(people.config.code_ttl);
+        people.accounts.put_code(phone, &people.sealer.code(phone.as_str(), &code), expires_at).await?;
+        sender.send(phone, &code).await.map_err(Error::Sender)?;
+        Ok(CodeSent { expires_in: people.config.code_ttl, shown: people.config.show_codes.then_some(code) })
+    }
+
+    /// Opens a session for who knows the code. The first login makes the user.
+    pub async fn log_in(&self, phone: Phone, code: &str) -> Result<LoggedIn, Error> {
+        let people = &self.people;
+        let now = people.clock.now();
+        let seal = people.sealer.code(phone.as_str(), code);
+        // The try is counted before anything is compared.
+        let kept = people.accounts.try_code(&phone, people.config.code_tries, now).await?;
+        let right = kept.is_some_and(|kept| bool::from(kept.ct_eq(&seal)));
+        if !right {
+            return Err(Error::Plain(Code::WrongCode));
+        }
+        let nickname = format!("user_{:08x}", rand::rng().random::<u32>());
+        let newcomer = User { id: self.next_id(UserId::new)?, phone, nickname };
+        let id = SessionId(rand::rng().random());
+        let expires_at = now.plus(people.config.session_ttl);
+        let user = people.accounts.log_in(&seal, &newcomer, id, expires_at, now).await?;
+        let user = user.ok_or(Error::Plain(Code::WrongCode))?;
+        people.remember(Session { id, user: user.id, expires_at });
+        Ok(LoggedIn { token: people.sealer.token(id, user.id), user, expires_at })
+    }
+
+    /// Whose session is it? Junk is refused without asking any store.
+    pub async fn authenticate(&self, token: &str) -> Result<UserId, Error> {
+        let people = &self.people;
+        let refused = Error::Plain(Code::Unauthorized);
+        let Some((id, user)) = people.sealer.open(token) else { return Err(refused) };
+        let now = people.clock.now();
+        let known = match people.sessions.get(&id) {
+            Some(known) => known,
+            None => match people.accounts.session(id, now).await? {
+                Some(session) => people.remember(session),
+                None => return Err(refused),
+            },
+        };
+        if known.user != user || known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
+            return Err(refused);
+        }
+        people.slide(id, &known, now);
+        Ok(user)
+    }
+
+    /// Ends the session of this token, at once.
+    pub async fn log_out(&self, token: &str) -> Result<(), Error> {
+        let Some((id, user)) = self.people.sealer.open(token) else { return Err(Error::Plain(Code::Unauthorized)) };
+        // The ledger first: a session forgotten here alone would come back from there. What stays here is that it has ended,
+        // so that a request that has just read it from the ledger cannot bring it back.
+        self.people.accounts.end_session(id).await?;
+        let ended = Known { user, expires_at_ms: AtomicI64::new(0), written_ms: AtomicI64::new(0) };
+        self.people.sessions.insert(id, Arc::new(ended));
+        Ok(())
+    }
+
+    pub async fn user(&self, id: UserId) -> Result<User, Error> {
+        self.people.accounts.user(id).await?.ok_or(Error::Plain(Code::Unauthorized))
+    }
+}

@@ -1,0 +1,146 @@
+//! Sales as visitors see them, and as an operator edits them. Up goes ledger first, then the gate.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use stampede_core::ports::{Created, Edited, SaleDraft};
+use stampede_core::{
+    Code, NewSale, NewShop, NewVoucher, Refusal, Sale, SaleId, SaleState, SaleStatus, Shop, ShopId, Timestamp, Voucher,
+    VoucherId, shop,
+};
+
+use crate::engine::Engine;
+use crate::error::Error;
+
+/// A sale and what remains of it now.
+#[derive(Debug, Clone)]
+pub struct SaleView {
+    pub sale: Arc<Sale>,
+    /// `None` for a draft.
+    pub state: Option<SaleState>,
+    pub remaining: u32,
+}
+
+/// The sales there are, in memory: a crowd that looks does not reach the ledger.
+#[derive(Debug, Default)]
+pub(crate) struct Shelf {
+    sales: RwLock<BTreeMap<SaleId, Arc<Sale>>>,
+}
+
+impl Shelf {
+    pub(crate) fn put(&self, sale: Sale) {
+        let mut sales = self.sales.write().unwrap_or_else(PoisonError::into_inner);
+        let newer = sales.get(&sale.id).is_none_or(|held| held.ver <= sale.ver);
+        if newer {
+            sales.insert(sale.id, Arc::new(sale));
+        }
+    }
+
+    fn get(&self, id: SaleId) -> Option<Arc<Sale>> {
+        self.sales.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
+    }
+
+    /// Newest first, those below `before`.
+    fn newest(&self, before: Option<SaleId>) -> Vec<Arc<Sale>> {
+        let sales = self.sales.read().unwrap_or_else(PoisonError::into_inner);
+        match before {
+            Some(before) => sales.range(..before).rev().map(|(_, sale)| sale.clone()).collect(),
+            None => sales.values().rev().cloned().collect(),
+        }
+    }
+}
+
+impl Engine {
+    /// The sales that visitors may see, newest first.
+    pub fn sales(&self, state: Option<SaleState>, before: Option<SaleId>, limit: usize) -> Vec<SaleView> {
+        let now = self.clock.now();
+        let visible = self.shelf.newest(before).into_iter().map(|sale| self.view(sale, now));
+        visible.filter(|view| view.state.is_some() && (state.is_none() || view.state == state)).take(limit).collect()
+    }
+
+    /// One sale that visitors may see.
+    pub fn sale(&self, id: SaleId) -> Result<SaleView, Error> {
+        let view = self.any_sale(id)?;
+        if view.state.is_some() { Ok(view) } else { Err(Error::Refused(Refusal::NoSuchSale)) }
+    }
+
+    /// One sale, a draft too.
+    pub fn any_sale(&self, id: SaleId) -> Result<SaleView, Error> {
+        let sale = self.shelf.get(id).ok_or(Error::Refused(Refusal::NoSuchSale))?;
+        Ok(self.view(sale, self.clock.now()))
+    }
+
+    /// All sales, drafts too, newest first.
+    pub fn all_sales(&self, before: Option<SaleId>, limit: usize) -> Vec<SaleView> {
+        let now = self.clock.now();
+        self.shelf.newest(before).into_iter().take(limit).map(|sale| self.view(sale, now)).collect()
+    }
+
+    fn view(&self, sale: Arc<Sale>, now: Timestamp) -> SaleView {
+        let remaining = self.gate.snapshot(sale.id).map_or(0, |snapshot| snapshot.remaining());
+        let state = SaleState::of(sale.status, sale.window, now, remaining);
+        SaleView { sale, state, remaining }
+    }
+
+    pub async fn create_shop(&self, new: NewShop) -> Result<Shop, Error> {
+        new.check().map_err(Error::Invalid)?;
+        let id = self.next_id(ShopId::new)?;
+        let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
+        match self.stores.catalogue.create_shop(&shop).await? {
+            Created::Done => Ok(shop),
+            Created::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
+            Created::Exists => Err(Error::Plain(Code::Internal)),
+        }
+    }
+
+    pub async fn create_voucher(&self, new: NewVoucher) -> Result<Voucher, Error> {
+        let voucher = new.check(self.next_id(VoucherId::new)?).map_err(Error::Invalid)?;
+        match self.stores.catalogue.create_voucher(&voucher).await? {
+            Created::Done => Ok(voucher),
+            Created::NoParent => Err(Error::Plain(Code::NoSuchShop)),
+            Created::Exists => Err(Error::Plain(Code::Internal)),
+        }
+    }
+
+    pub async fn create_sale(&self, new: NewSale) -> Result<SaleView, Error> {
+        new.check().map_err(Error::Invalid)?;
+        let id = self.next_id(SaleId::new)?;
+        let (voucher, window) = (new.voucher_id, new.window());
+        let draft = SaleDraft { id, voucher, stock: new.stock, window, status: new.status };
+        match self.stores.ledger.create_sale(draft, self.clock.now()).await? {
+            Created::Done => {}
+            Created::NoParent => return Err(Error::Plain(Code::NoSuchVoucher)),
+            Created::Exists => return Err(Error::Plain(Code::SaleExists)),
+        }
+        let loaded = self.stores.ledger.load(id).await?.ok_or(Error::Plain(Code::Internal))?;
+        self.shelf.put(loaded.sale.clone());
+        self.gate.open(loaded);
+        self.any_sale(id)
+    }
+
+    /// Publish, pause, resume, end.
+    pub async fn set_sale_status(&self, id: SaleId, status: SaleStatus) -> Result<SaleView, Error> {
+        let edited = self.stores.ledger.set_status(id, status).await?;
+        self.apply(id, edited)
+    }
+
+    /// Adds stock, once per request id.
+    pub async fn top_up(&self, id: SaleId, add: u32, request_id: &str) -> Result<SaleView, Error> {
+        shop::check_top_up(add).map_err(Error::Invalid)?;
+        let edited = self.stores.ledger.top_up(id, add, request_id, self.clock.now()).await?;
+        self.apply(id, edited)
+    }
+
+    fn apply(&self, id: SaleId, edited: Edited) -> Result<SaleView, Error> {
+        match edited {
+            Edited::Done(sale) | Edited::Repeated(sale) => {
+                self.gate.edit(&sale);
+                self.shelf.put(sale);
+                self.any_sale(id)
+            }
+            Edited::NoSuchSale => Err(Error::Refused(Refusal::NoSuchSale)),
+            Edited::Illegal(_) => Err(Error::Plain(Code::IllegalStep)),
+            Edited::RequestIdReused => Err(Error::Plain(Code::RequestIdReused)),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The tier `solo`: one process decides, one ledger remembers.
+//!
+//! The buying path: the keyed guard lets one try of a person through at a time; the gate in memory admits or refuses at once;
+//! who is admitted goes into the sale's batch, and hears 201 after the ledger has committed it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use stampede_core::ids::IdMaker;
+use stampede_core::ports::{Admitted, Ledger, Recorded};
+use stampede_core::{
+    Admission, Clock, Code, Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, UserId, failpoint,
+};
+use stampede_gate::MemoryGate;
+use stampede_gate::memory::Pass;
+use stampede_lock::Keyed;
+use tokio::sync::Semaphore;
+
+use crate::batcher::{Abandoned, Batcher, Options, Ticket};
+use crate::commit::{Commit, Pending, Settled};
+use crate::error::Error;
+
+/// The order that the buyer has now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bought {
+    pub order: Order,
+    /// It was the buyer's before this try.
+    pub already: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct SoloConfig {
+    /// How long a buyer waits for a yes or no before hearing that it is not known yet.
+    pub answer_within: Duration,
+    pub max_batch: usize,
+    /// How many orders of one sale may wait for the ledger.
+    pub queue_per_sale: usize,
+    /// How many orders of all sales may wait for the ledger.
+    pub queue_total: usize,
+}
+
+#[derive(Debug)]
+pub struct Solo {
+    config: SoloConfig,
+    ledger: Arc<dyn Ledger>,
+    gate: Arc<MemoryGate>,
+    clock: Arc<dyn Clock>,
+    ids: Arc<dyn IdMaker>,
+    guards: Keyed<(UserId, SaleId)>,
+    places: Arc<Semaphore>,
+    commits: RwLock<HashMap<SaleId, Batcher<Pending, Settled>>>,
+}
+
+/// What a try came to.
+enum Tried {
+    Bought(Bought),
+    /// The mark in the way belonged to a dead order and is gone: once more.
+    Again,
+}
+
+impl Solo {
+    pub fn new(
+        config: SoloConfig,
+        ledger: Arc<dyn Ledger>,
+        gate: Arc<MemoryGate>,
+        clock: Arc<dyn Clock>,
+        ids: Arc<dyn IdMaker>,
+    ) -> Self {
+        let places = Arc::new(Semaphore::new(config.queue_total));
+        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, commits: RwLock::default() }
+    }
+
+    /// One for this user, or the one he has.
+    pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
+        let deciding = async {
+            let _turn = self.guards.lock((user, sale)).await;
+            // A second round only after a dead mark was cleared away; more would mean that something else goes on.
+            for _ in 0..2 {
+                if let Tried::Bought(bought) = self.try_buy(sale, user).await? {
+                    return Ok(bought);
+                }
+            }
+            Err(Error::OutcomeUnknown)
+        };
+        let bought = tokio::time::timeout(self.config.answer_within, deciding).await;
+        let bought = bought.unwrap_or(Err(Error::OutcomeUnknown))?;
+        failpoint::hit("buy.answer");
+        Ok(bought)
+    }
+
+    async fn try_buy(&self, sale: SaleId, user: UserId) -> Result<Tried, Error> {
+        let order = OrderId::new(self.ids.next()?).map_err(|_| Error::Plain(Code::Internal))?;
+        let Some(pass) = self.gate.admit(sale, user, order, self.clock.now()) else {
+            return Err(Error::Refused(Refusal::NoSuchSale));
+        };
+        match pass.admission {
+            Admission::Refused(refusal) => Err(Error::Refused(refusal)),
+            Admission::Admitted(order) => {
+                failpoint::hit("buy.admitted");
+                // No await between the mark and the batch: a caller that goes away cannot leave a mark behind.
+                let ticket = self.submit(sale, user, order, pass).inspect_err(|_| {
+                    self.gate.release(sale, user, order, None);
+                })?;
+                let settled = ticket.await.map_err(|_| Error::OutcomeUnknown)?;
+                if settled == Settled::Ledger(Recorded::Recorded) {
+                    let Pass { price, at, .. } = pass;
+                    let status = OrderStatus::Unpaid;
+                    let order = Order { id: order, sale, user, status, price, created_at: at, updated_at: at };
+                    return Ok(Tried::Bought(Bought { order, already: false }));
+                }
+                self.answer(user, order, settled, false).await
+            }
+            Admission::AlreadyHas(held) => self.answer_held(sale, user, held, pass).await,
+        }
+    }
+
+    /// The answer for somebody who has a mark. A mark alone is no promise: only a row is.
+    async fn answer_held(&self, sale: SaleId, user: UserId, held: OrderId, pass: Pass) -> Result<Tried, Error> {
+        match self.ledger.order(held).await? {
+            Some(order) if order.status.is_live() => Ok(Tried::Bought(Bought { order, already: true })),
+            Some(_dead) => {
+                self.gate.release(sale, user, held, None);
+                Ok(Tried::Again)
+            }
+            None => {
+                // On its way, or its caller went away: roll it forward under its own id, then see what it is.
+                let ticket = self.submit(sale, user, held, pass)?;
+                let settled = ticket.await.map_err(|_| Error::OutcomeUnknown)?;
+                self.answer(user, held, settled, true).await
+            }
+        }
+    }
+
+    /// The answer where the ledger has more to say than "recorded, just now".
+    async fn answer(&self, user: UserId, id: OrderId, settled: Settled, already: bool) -> Result<Tried, Error> {
+        match settled {
+            // Recorded by an earlier call that was not answered, or by a try that rolled it forward: the row tells.
+            Settled::Ledger(Recorded::Recorded | Recorded::Already) => self.look_up(id, user, already).await,
+            Settled::Ledger(Recorded::Refused { reason: RejectReason::AlreadyHas, keep: Some(keep) }) => {
+                self.look_up(keep, user, true).await
+            }
+            Settled::Ledger(Recorded::Refused { reason: RejectReason::SoldOut, .. }) => {
+                Err(Error::Refused(Refusal::SoldOut))
+            }
+            Settled::Ledger(Recorded::Refused { .. }) => Err(Error::Busy),
+            Settled::Ledger(Recorded::Dead | Recorded::IdCollision) => Ok(Tried::Again),
+            Settled::Quarantined => Err(Error::Plain(Code::Unavailable)),
+        }
+    }
+
+    async fn look_up(&self, id: OrderId, user: UserId, already: bool) -> Result<Tried, Error> {
+        match self.ledger.order(id).await? {
+            Some(order) if order.user == user && order.status.is_live() => Ok(Tried::Bought(Bought { order, already })),
+            _ => Ok(Tried::Again),
+        }
+    }
+
+    /// Hands an admitted order to the sale's batch.
+    fn submit(&self, sale: SaleId, user: UserId, order: OrderId, pass: Pass) -> Result<Ticket<Settled>, Error> {
+        let admitted = Admitted { order, user, seq: pass.seq, at: pass.at };
+        let pending = Pending { epoch: pass.epoch, admitted };
+        if let Some(batcher) = self.commits.read().unwrap_or_else(PoisonError::into_inner).get(&sale) {
+            return Ok(batcher.submit(pending)?);
+        }
+        let mut commits = self.commits.write().unwrap_or_else(PoisonError::into_inner);
+        let batcher = commits.entry(sale).or_insert_with(|| {
+            let commit = Commit::new(sale, self.ledger.clone(), self.gate.clone());
+            let SoloConfig { max_batch, queue_per_sale: queue, .. } = self.config;
+            let options = Options { max_batch, queue, in_flight: 1, abandoned: Abandoned::Keep };
+            Batcher::new(commit, options, self.places.clone())
+        });
+        Ok(batcher.submit(pending)?)
+    }
+
+    /// How many orders wait for the ledger, over all sales.
+    pub fn waiting(&self) -> usize {
+        self.commits.read().unwrap_or_else(PoisonError::into_inner).values().map(Batcher::waiting).sum()
+    }
+
+    /// Returns when everything that was admitted is settled.
+    pub async fn close(&self) {
+        let commits = std::mem::take(&mut *self.commits.write().unwrap_or_else(PoisonError::into_inner));
+        for batcher in commits.into_values() {
+            batcher.close().await;
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Keeps the worker number of the id maker: renewed at a third of its span, so that two renewals may fail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stampede_core::Timestamp;
+use stampede_core::ids::Snowflake;
+use stampede_core::ports::{Ledger, Result};
+
+use crate::commit::describe;
+
+pub(crate) const SPAN: Duration = Duration::from_secs(60);
+
+pub(crate) async fn first(ledger: &dyn Ledger, holder: &str) -> Result<stampede_core::ids::Lease> {
+    ledger.lease_worker(holder, None, Timestamp::from_ms(0), SPAN).await
+}
+
+pub(crate) async fn keep(ledger: Arc<dyn Ledger>, ids: Arc<Snowflake>, holder: String) {
+    let mut pause = SPAN / 3;
+    loop {
+        tokio::time::sleep(pause).await;
+        match ledger.lease_worker(&holder, Some(ids.worker()), ids.unused_from(), SPAN).await {
+            Ok(lease) => {
+                ids.grant(lease);
+                pause = SPAN / 3;
+            }
+            Err(error) => {
+                tracing::warn!(error = describe(&error), "cannot renew the worker lease; trying again");
+                pause = Duration::from_secs(1);
+            }
+        }
+    }
+}

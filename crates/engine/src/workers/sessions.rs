@@ -1,0 +1,35 @@
+//! Writes the expiries of sessions that were used, and forgets what has expired.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stampede_core::Clock;
+use stampede_core::ports::{Accounts, Session};
+use tokio::sync::mpsc;
+
+use crate::commit::describe;
+
+const AT_ONCE: usize = 1000;
+const FORGET_EVERY: Duration = Duration::from_secs(60);
+
+pub(crate) async fn keep(accounts: Arc<dyn Accounts>, clock: Arc<dyn Clock>, mut touched: mpsc::Receiver<Session>) {
+    let mut forget = tokio::time::interval(FORGET_EVERY);
+    let mut sessions = Vec::new();
+    loop {
+        let (what, done) = tokio::select! {
+            taken = touched.recv_many(&mut sessions, AT_ONCE) => {
+                if taken == 0 {
+                    return;
+                }
+                let done = accounts.touch_sessions(&sessions).await;
+                sessions.clear();
+                ("write the expiry of sessions", done)
+            }
+            _ = forget.tick() => ("forget what has expired", accounts.forget_expired(clock.now()).await.map(|_| ())),
+        };
+        if let Err(error) = done {
+            // Nothing is lost for good: a session in use is written again, what has expired waits for the next round.
+            tracing::warn!(error = describe(&error), "cannot {what}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Bodies, ids, queries, and who is asking. Whatever is wrong becomes a [`Problem`].
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::request::Parts;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use stampede_core::{Code, UserId};
+
+use crate::app::App;
+use crate::problem::Problem;
+
+/// No body that we take is longer.
+const MAX_BODY: usize = 16 * 1024;
+/// No body may take longer to arrive.
+const BODY_WITHIN: Duration = Duration::from_secs(5);
+
+/// A JSON body.
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &Arc<App>) -> Result<Self, Problem> {
+        let kind = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+            return Err(Problem::new(Code::UnsupportedMediaType));
+        }
+        let reading = Limited::new(request.into_body(), MAX_BODY).collect();
+        let body = match tokio::time::timeout(BODY_WITHIN, reading).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(Problem::new(Code::PayloadTooLarge)),
+            Ok(Err(_)) => return Err(Problem::new(Code::InvalidRequest).detail("the body could not be read")),
+            Err(_) => return Err(Problem::new(Code::RequestTimeout)),
+        };
+        serde_json::from_slice(&body).map(Self).map_err(|error| match error.classify() {
+            serde_json::error::Category::Data => Problem::new(Code::InvalidRequest).detail(error.to_string()),
+            _ => Problem::new(Code::InvalidJson).detail(error.to_string()),
+        })
+    }
+}
+
+/// The one id in the path.
+pub(crate) struct Id<T>(pub(crate) T);
+
+impl<T: FromStr<Err: std::fmt::Display>> FromRequestParts<Arc<App>> for Id<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let text = Path::<String>::from_request_parts(parts, app).await;
+        let Path(text) = text.map_err(|_| Problem::invalid("id", "cannot be read"))?;
+        text.parse().map(Self).map_err(|error| Problem::invalid("id", format!("{error}")))
+    }
+}
+
+/// The query string.
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        let query = Query::<T>::try_from_uri(&parts.uri);
+        query
+            .map(|Query(params)| Self(params))
+            .map_err(|rejection| Problem::new(Code::InvalidRequest).detail(rejection.body_text()))
+    }
+}
+
+fn bearer(parts: &Parts) -> Option<&str> {
+    let value = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+}
+
+/// The token of the session, as it came.
+pub(crate) struct Token(pub(crate) String);
+
+impl FromRequestParts<Arc<App>> for Token {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        bearer(parts).map(|token| Self(token.to_owned())).ok_or_else(|| Problem::new(Code::Unauthorized))
+    }
+}
+
+/// Somebody who is logged in.
+pub(crate) struct Buyer(pub(crate) UserId);
+
+impl FromRequestParts<Arc<App>> for Buyer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let token = bearer(parts).ok_or_else(|| Problem::new(Code::Unauthorized))?;
+        Ok(Self(app.engine.authenticate(token).await?))
+    }
+}
+
+/// Somebody who has the administrator's token.
+pub(crate) struct Admin;
+
+impl FromRequestParts<Arc<App>> for Admin {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let admitted = bearer(parts).is_some_and(|token| app.config.admin_token.is(token));
+        if admitted { Ok(Self) } else { Err(Problem::new(Code::Unauthorized)) }
+    }
+}
+
+/// Where the request came from, as the connection says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+impl FromRequestParts<Arc<App>> for Peer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().copied().ok_or_else(|| Problem::new(Code::Internal))
+    }
+}

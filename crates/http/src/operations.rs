@@ -1,0 +1,35 @@
+//! For whoever runs it: is it alive, is it ready, what are its figures.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use stampede_core::Code;
+
+use crate::app::App;
+use crate::extract::Admin;
+use crate::problem::Problem;
+
+pub(crate) async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, Problem> {
+    if app.is_draining() {
+        return Err(Problem::new(Code::Unavailable).detail("shutting down"));
+    }
+    match app.engine.ready().await {
+        Ok(()) => Ok("ready\n"),
+        Err(error) => {
+            let detail = error.to_string();
+            Err(Problem::from(error).detail(detail))
+        }
+    }
+}
+
+pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Admin) -> Response {
+    #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
+    metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render()).into_response()
+}

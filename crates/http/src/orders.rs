@@ -1,0 +1,140 @@
+//! Buying, and a buyer's own orders.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json as Answer;
+use axum::extract::State;
+use axum::http::header::LOCATION;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+use metrics::{Counter, Histogram, counter, histogram};
+use serde::{Deserialize, Serialize};
+use stampede_core::{Code, Order, OrderId, OrderStatus, SaleId, Timestamp};
+use stampede_engine::{Bought, Error};
+
+use crate::app::App;
+use crate::extract::{Buyer, Id, Params};
+use crate::problem::Problem;
+use crate::sales::page_size;
+
+/// Counters of what buyers hear, made once: looking one up by name would cost more than the sale's own work.
+#[derive(Debug)]
+pub(crate) struct BuyMetrics {
+    created: Counter,
+    already: Counter,
+    refused: Vec<(Code, Counter)>,
+    seconds: Histogram,
+}
+
+impl BuyMetrics {
+    pub(crate) fn new() -> Self {
+        let of = |answer: &'static str| counter!("stampede_buy_answers_total", "answer" => answer);
+        Self {
+            created: of("created"),
+            already: of("already"),
+            refused: Code::ALL.iter().map(|&code| (code, of(code.as_str()))).collect(),
+            seconds: histogram!("stampede_buy_seconds"),
+        }
+    }
+
+    fn count(&self, bought: &Result<Bought, Error>, started: Instant) {
+        let counter = match bought {
+            Ok(bought) if bought.already => Some(&self.already),
+            Ok(_) => Some(&self.created),
+            Err(error) => self.refused.iter().find(|(code, _)| *code == error.code()).map(|(_, counter)| counter),
+        };
+        if let Some(counter) = counter {
+            counter.increment(1);
+        }
+        self.seconds.record(started.elapsed());
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct OrderAnswer {
+    id: OrderId,
+    sale_id: SaleId,
+    status: OrderStatus,
+    price_cents: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    already: Option<bool>,
+}
+
+impl OrderAnswer {
+    fn new(order: &Order, already: Option<bool>) -> Self {
+        Self {
+            id: order.id,
+            sale_id: order.sale,
+            status: order.status,
+            price_cents: order.price.cents(),
+            created_at: order.created_at,
+            updated_at: order.updated_at,
+            already,
+        }
+    }
+}
+
+pub(crate) async fn buy(
+    State(app): State<Arc<App>>,
+    Buyer(user): Buyer,
+    Id(sale): Id<SaleId>,
+) -> Result<Response, Problem> {
+    let started = Instant::now();
+    let limited = app.buys_per_user.check(user).map_err(|wait| Error::Limited { wait });
+    let bought = match limited {
+        Ok(()) => app.engine.buy(sale, user).await,
+        Err(limited) => Err(limited),
+    };
+    app.buy_metrics.count(&bought, started);
+    let Bought { order, already } = bought?;
+    let status = if already { StatusCode::OK } else { StatusCode::CREATED };
+    let mut response = (status, Answer(OrderAnswer::new(&order, Some(already)))).into_response();
+    if let Ok(location) = HeaderValue::try_from(format!("/v1/orders/{}", order.id)) {
+        response.headers_mut().insert(LOCATION, location);
+    }
+    Ok(response)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListParams {
+    before: Option<OrderId>,
+    limit: Option<u32>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct ListAnswer {
+    orders: Vec<OrderAnswer>,
+    /// Ask for the orders `before` this one to go on; null at the end.
+    next: Option<OrderId>,
+}
+
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Buyer(user): Buyer,
+    Params(params): Params<ListParams>,
+) -> Result<Answer<ListAnswer>, Problem> {
+    let limit = page_size(params.limit)?;
+    let orders = app.engine.orders(user, params.before, limit).await?;
+    let next = orders.last().filter(|_| orders.len() == limit as usize).map(|order| order.id);
+    Ok(Answer(ListAnswer { orders: orders.iter().map(|order| OrderAnswer::new(order, None)).collect(), next }))
+}
+
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    Buyer(user): Buyer,
+    Id(id): Id<OrderId>,
+) -> Result<Answer<OrderAnswer>, Problem> {
+    Ok(Answer(OrderAnswer::new(&app.engine.order(id, user).await?, None)))
+}
+
+pub(crate) async fn cancel(
+    State(app): State<Arc<App>>,
+    Buyer(user): Buyer,
+    Id(id): Id<OrderId>,
+) -> Result<Answer<OrderAnswer>, Problem> {
+    Ok(Answer(OrderAnswer::new(&app.engine.cancel(id, user).await?, None)))
+}

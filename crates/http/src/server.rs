@@ -1,0 +1,142 @@
+//! Connections, their limits, and graceful shutdown.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, Request};
+use axum::response::{IntoResponse as _, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use stampede_core::Code;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower::Service as _;
+
+use crate::app::{App, Surface};
+use crate::extract::Peer;
+use crate::problem::{Language, Problem, render};
+
+#[derive(Debug, Clone, Copy)]
+pub struct ServerConfig {
+    pub max_connections: usize,
+    /// A request's head must arrive within this time; an idle connection is closed after it.
+    pub head_within: Duration,
+    /// A request must be answered within this time.
+    pub answer_within: Duration,
+    /// How long requests under way may go on after shutdown has begun.
+    pub drain_within: Duration,
+}
+
+/// The longest request head that is read; a longer one gets 431.
+const MAX_HEAD: usize = 16 * 1024;
+const MAX_HEADERS: usize = 64;
+
+/// What a connection hears that is one too many: sent at once, without a task, before the socket closes.
+static FULL: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let body = "{\"type\":\"urn:stampede:busy\",\"title\":\"Too many connections; please try again\",\
+                \"status\":503,\"code\":\"busy\"}";
+    let head = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
+                content-type: application/problem+json\r\ncontent-length:";
+    format!("{head} {}\r\n\r\n{body}", body.len()).into_bytes()
+});
+
+/// Serves until `shutdown`, then lets the requests under way finish.
+pub async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    surface: Surface,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let router = app.clone().routes(surface);
+    let places = Arc::new(Semaphore::new(config.max_connections));
+    let graceful = GracefulShutdown::new();
+    tokio::pin!(shutdown);
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of file descriptors, or the peer has gone: neither is a reason to stop serving.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+            },
+            () = &mut shutdown => break,
+        };
+        match places.clone().try_acquire_owned() {
+            Ok(place) => serve_connection(stream, peer, router.clone(), config, &graceful, place),
+            Err(_) => refuse(&stream),
+        }
+    }
+    drop(listener);
+    app.drain();
+    if tokio::time::timeout(config.drain_within, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some connections did not finish in time and were cut");
+    }
+}
+
+fn refuse(stream: &TcpStream) {
+    metrics::counter!("stampede_connections_refused_total").increment(1);
+    // A fresh socket has room for these few bytes; if not, closing it says enough.
+    let _ = stream.try_write(&FULL);
+}
+
+fn serve_connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    router: Router,
+    config: ServerConfig,
+    graceful: &GracefulShutdown,
+    place: OwnedSemaphorePermit,
+) {
+    // Answers are small and complete: there is nothing to wait for.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "cannot set TCP_NODELAY");
+    }
+    let service = service_fn(move |request| answer(router.clone(), request, peer, config.answer_within));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.head_within)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    let connection = graceful.watch(connection);
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection ended with an error");
+        }
+        drop(place);
+    });
+}
+
+async fn answer(
+    mut router: Router,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    within: Duration,
+) -> Result<Response, Infallible> {
+    let language = Language::of(request.headers());
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(Peer(peer));
+    let response = match tokio::time::timeout(within, router.call(request)).await {
+        Ok(Ok(response)) => response,
+        Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
+    };
+    let mut response = render(response, language);
+    let headers = response.headers_mut();
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // What a buyer or an operator is told is for nobody else; the page sets its own.
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    Ok(response)
+}
