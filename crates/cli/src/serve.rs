@@ -1,6 +1,6 @@
 //! `stampede serve`
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,7 +117,10 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter =
         EnvFilter::try_new(&log.level).with_context(|| format!("log.level: {:?} is not a level", log.level))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     match log.format {
         LogFormat::Text => subscriber.init(),
         LogFormat::Json => subscriber.json().init(),

@@ -258,10 +258,6 @@ impl Settings {
 mod tests {
     use super::*;
 
-    fn load(flags: Flags, serve: ServeFlags) -> anyhow::Result<Settings> {
-        Settings::load(&flags, &serve)
-    }
-
     fn file(text: &str) -> (tempfile::NamedTempFile, Flags) {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, text).unwrap();
@@ -271,7 +267,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_whole() {
-        let settings = load(Flags { config: None, database: None, data_dir: None }, ServeFlags::default()).unwrap();
+        let settings =
+            Settings::load(&Flags { config: None, database: None, data_dir: None }, &ServeFlags::default()).unwrap();
         assert_eq!(settings.database_url(), "sqlite:data/stampede.db");
         assert_eq!(settings.admin_listen().unwrap(), None);
     }
@@ -281,7 +278,7 @@ mod tests {
         let (_file, mut flags) = file("listen = \"127.0.0.1:1\"\n[buy]\nmax_batch = 7\n");
         flags.data_dir = Some("elsewhere".into());
         let serve = ServeFlags { listen: Some("127.0.0.1:2".into()), ..ServeFlags::default() };
-        let settings = load(flags, serve).unwrap();
+        let settings = Settings::load(&flags, &serve).unwrap();
         assert_eq!(settings.listen.port(), 2);
         assert_eq!(settings.buy.max_batch, 7);
         assert_eq!(settings.database_url(), "sqlite:elsewhere/stampede.db");
@@ -298,7 +295,7 @@ mod tests {
             ("tier = \"huge\"\n", "huge"),
         ] {
             let (_file, flags) = file(text);
-            let error = format!("{:#}", load(flags, ServeFlags::default()).unwrap_err());
+            let error = format!("{:#}", Settings::load(&flags, &ServeFlags::default()).unwrap_err());
             assert!(error.contains(name), "{text}: {error}");
         }
     }

@@ -173,6 +173,9 @@ pub trait Ledger: Send + Sync + fmt::Debug {
 
     /// Does it answer?
     async fn ping(&self) -> Result<()>;
+
+    /// Lets go of the database, at the very end.
+    async fn close(&self);
 }
 
 /// Shops and vouchers.

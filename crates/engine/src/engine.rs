@@ -115,7 +115,10 @@ impl Engine {
         let settling = async {
             self.solo.close().await;
             self.workers.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
-            self.stores.ledger.return_worker(&self.holder, self.ids.worker(), self.ids.unused_from()).await
+            let returned =
+                self.stores.ledger.return_worker(&self.holder, self.ids.worker(), self.ids.unused_from()).await;
+            self.stores.ledger.close().await;
+            returned
         };
         match tokio::time::timeout(patience, settling).await {
             Ok(Ok(())) => true,

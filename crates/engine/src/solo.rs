@@ -49,7 +49,8 @@ pub struct Solo {
     ids: Arc<dyn IdMaker>,
     guards: Keyed<(UserId, SaleId)>,
     places: Arc<Semaphore>,
-    commits: RwLock<HashMap<SaleId, Batcher<Pending, Settled>>>,
+    /// A batch per sale that has sold something; `None` once closed.
+    commits: RwLock<Option<HashMap<SaleId, Batcher<Pending, Settled>>>>,
 }
 
 /// What a try came to.
@@ -68,7 +69,8 @@ impl Solo {
         ids: Arc<dyn IdMaker>,
     ) -> Self {
         let places = Arc::new(Semaphore::new(config.queue_total));
-        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, commits: RwLock::default() }
+        let commits = RwLock::new(Some(HashMap::new()));
+        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, commits }
     }
 
     /// One for this user, or the one he has.
@@ -160,10 +162,13 @@ impl Solo {
     fn submit(&self, sale: SaleId, user: UserId, order: OrderId, pass: Pass) -> Result<Ticket<Settled>, Error> {
         let admitted = Admitted { order, user, seq: pass.seq, at: pass.at };
         let pending = Pending { epoch: pass.epoch, admitted };
-        if let Some(batcher) = self.commits.read().unwrap_or_else(PoisonError::into_inner).get(&sale) {
+        if let Some(commits) = &*self.commits.read().unwrap_or_else(PoisonError::into_inner)
+            && let Some(batcher) = commits.get(&sale)
+        {
             return Ok(batcher.submit(pending)?);
         }
         let mut commits = self.commits.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(commits) = &mut *commits else { return Err(Error::Busy) };
         let batcher = commits.entry(sale).or_insert_with(|| {
             let commit = Commit::new(sale, self.ledger.clone(), self.gate.clone());
             let SoloConfig { max_batch, queue_per_sale: queue, .. } = self.config;
@@ -175,13 +180,14 @@ impl Solo {
 
     /// How many orders wait for the ledger, over all sales.
     pub fn waiting(&self) -> usize {
-        self.commits.read().unwrap_or_else(PoisonError::into_inner).values().map(Batcher::waiting).sum()
+        let commits = self.commits.read().unwrap_or_else(PoisonError::into_inner);
+        commits.iter().flat_map(HashMap::values).map(Batcher::waiting).sum()
     }
 
-    /// Returns when everything that was admitted is settled.
+    /// Takes no more orders, and returns when everything that was admitted is settled.
     pub async fn close(&self) {
-        let commits = std::mem::take(&mut *self.commits.write().unwrap_or_else(PoisonError::into_inner));
-        for batcher in commits.into_values() {
+        let commits = self.commits.write().unwrap_or_else(PoisonError::into_inner).take();
+        for batcher in commits.into_iter().flat_map(HashMap::into_values) {
             batcher.close().await;
         }
     }

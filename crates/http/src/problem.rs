@@ -120,9 +120,8 @@ impl IntoResponse for Problem {
         let mut response = texts(self.code).0.into_response();
         if let Some(wait) = self.retry_after {
             // Whole seconds, rounded up: who waits that long has waited long enough.
-            response
-                .headers_mut()
-                .insert(RETRY_AFTER, HeaderValue::from(wait.as_millis().div_ceil(1000).max(1) as u64));
+            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
         response.extensions_mut().insert(Box::new(self));
         response

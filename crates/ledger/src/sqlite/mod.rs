@@ -180,4 +180,10 @@ impl Ledger for Sqlite {
         sqlx::query("SELECT 1 FROM sale LIMIT 1").execute(&self.readers).await.map_err(failed)?;
         Ok(())
     }
+
+    async fn close(&self) {
+        // The writer last: closing it takes the write-ahead log into the database file.
+        self.readers.close().await;
+        self.writer.close().await;
+    }
 }

@@ -3,15 +3,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use stampede_lock::Keyed;
+use stampede_testkit::count;
 use tokio::sync::RwLock;
 
 /// Tests that measure the process's memory run alone; the others share.
 static QUIET: RwLock<()> = RwLock::const_new(());
-
-/// The full counts under `make soak`, a part of them in `make test`.
-fn count(full: u64, fast: u64) -> u64 {
-    if std::env::var_os("STAMPEDE_SOAK").is_some() { full } else { fast }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_at_a_time_for_each_key() {
@@ -76,12 +72,12 @@ async fn first_come_first_served() {
     let _quiet = QUIET.read().await;
     let locks = Keyed::new();
     let first = locks.lock(1).await;
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (told, mut heard) = tokio::sync::mpsc::channel(10);
     for turn in 0..10 {
         let (locks, told) = (locks.clone(), told.clone());
         tokio::spawn(async move {
             let _guard = locks.lock(1).await;
-            told.send(turn).unwrap();
+            told.send(turn).await.unwrap();
         });
         tokio::task::yield_now().await; // one thread: the waiter is in the line before the next one starts
     }

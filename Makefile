@@ -1,0 +1,41 @@
+# Two commands do everything: `make run` and `make test`.
+
+CARGO ?= cargo
+MINUTES ?= 10
+
+# What the tests build: everything, with failpoints, in one profile.
+TESTED = --workspace --features stampede-cli/failpoints
+
+.PHONY: help run test lint soak chaos deps
+
+help:
+	@echo "make run              build and serve the tier solo with demo data on http://127.0.0.1:8080/"
+	@echo "make test             format, lints, documentation and all tests with small counts (installs what is missing)"
+	@echo "make lint             format, lints and documentation alone"
+	@echo "make soak             all tests with their full counts, release build (up to an hour)"
+	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed"
+	@echo "make deps             licences and sources of all dependencies (installs cargo-deny)"
+
+run:
+	$(CARGO) run --release --locked -p stampede-cli -- serve --demo
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked $(TESTED) --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps
+
+test: lint
+	scripts/install-test-tools
+	$(CARGO) test --locked $(TESTED)
+
+soak:
+	scripts/install-test-tools
+	SOAK=1 $(CARGO) test --release --locked $(TESTED) -- --test-threads=1 --nocapture
+
+chaos:
+	scripts/install-test-tools
+	CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
+
+deps:
+	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check bans licenses sources

@@ -1,0 +1,163 @@
+//! The crowd and `kill -9`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stampede_core::failpoint;
+use stampede_testkit::process::died_of;
+use stampede_testkit::{Client, Dice, count};
+
+use crate::history::{Heard, History};
+use crate::shop::{Buyer, Shop, command, folder, ledger};
+
+const STOCK: u32 = 40;
+const PEOPLE: u64 = 60;
+const SIGKILL: i32 = 9;
+const SIGABRT: i32 = 6;
+
+#[derive(Debug, Clone, Copy)]
+pub enum Fault {
+    /// `kill -9` so long after the first buyer was let go.
+    KillAfter(Duration),
+    /// Abort when this place is reached for this time.
+    AbortAt(&'static str, u64),
+}
+
+impl Fault {
+    pub fn random_kill(dice: &mut Dice) -> Self {
+        Self::KillAfter(Duration::from_micros(dice.within(0..60_000)))
+    }
+
+    pub fn random_abort(dice: &mut Dice, place: &'static str) -> Self {
+        // A batch is passed far less often than a buyer.
+        let most = if place.starts_with("record") { 6 } else { 40 };
+        Self::AbortAt(place, dice.within(1..most))
+    }
+}
+
+/// One life and the next: a crowd buys, the server dies under it, is started again, and the crowd goes on.
+/// `false` if the server outlived the crowd, so that the round showed nothing.
+pub async fn round(data_dir: &Path, buyers: &[Buyer], fault: Fault, dice: &mut Dice) -> bool {
+    let mut command = command(data_dir);
+    if let Fault::AbortAt(place, hit) = fault {
+        command.env("STAMPEDE_FAILPOINTS", format!("{place}=abort@{hit}"));
+    }
+    let mut shop = Shop::run(command);
+    let sale = shop.put_up(STOCK).await;
+    let history = Arc::new(History::default());
+
+    let crowd: Vec<_> = buyers
+        .iter()
+        .map(|buyer| {
+            let (history, buyer, address) = (history.clone(), buyer.clone(), shop.address);
+            let delay = Duration::from_micros(dice.within(0..40_000));
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                let Ok(mut client) = Client::connect(address).await else { return };
+                // A buyer presses until the server is gone or there is nothing left for him.
+                for _ in 0..3 {
+                    if history.buy(&mut client, sale, &buyer).await == Heard::Unknown {
+                        return;
+                    }
+                }
+            })
+        })
+        .collect();
+    if let Fault::KillAfter(span) = fault {
+        tokio::time::sleep(span).await;
+        assert!(died_of(shop.process.kill().unwrap(), SIGKILL));
+    }
+    for one in crowd {
+        one.await.unwrap();
+    }
+    let died = match (fault, shop.process.ended().unwrap()) {
+        (_, None) => false,
+        (Fault::AbortAt(..), Some(status)) => died_of(status, SIGABRT),
+        (Fault::KillAfter(_), Some(status)) => died_of(status, SIGKILL),
+    };
+    drop(shop);
+    history.check(&ledger(data_dir).await, sale).await;
+
+    let shop = Shop::open(data_dir);
+    history.check(&ledger(data_dir).await, sale).await;
+    let before = history.all();
+    let crowd: Vec<_> = buyers
+        .iter()
+        .map(|buyer| {
+            let (history, buyer, address) = (history.clone(), buyer.clone(), shop.address);
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await.unwrap();
+                let heard = history.buy(&mut client, sale, &buyer).await;
+                assert_ne!(heard, Heard::Unknown);
+                (buyer, heard)
+            })
+        })
+        .collect();
+    for one in crowd {
+        let (buyer, heard) = one.await.unwrap();
+        let promised = before.iter().find_map(|(user, heard)| match heard {
+            Heard::Order(order, _) if user.to_string() == buyer.id => Some(*order),
+            _ => None,
+        });
+        if let Some(order) = promised {
+            assert_eq!(heard, Heard::Order(order, 200), "asking again gives the same order");
+        }
+    }
+    assert!(shop.stop().success());
+    assert_eq!(history.check(&ledger(data_dir).await, sale).await, STOCK as usize, "the sale went on to its end");
+    died
+}
+
+/// Rounds with buyers who stay logged in over every crash.
+pub async fn rounds(seed: u64, faults: impl IntoIterator<Item = fn(&mut Dice) -> Fault>) -> (u64, u64) {
+    let mut dice = Dice::new(seed);
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let buyers = shop.log_in(0, PEOPLE).await;
+    assert!(shop.stop().success());
+    let (mut died, mut all) = (0, 0);
+    for fault in faults {
+        let fault = fault(&mut dice);
+        eprintln!("seed {seed}, round {all}: {fault:?}");
+        died += u64::from(round(folder.path(), &buyers, fault, &mut dice).await);
+        all += 1;
+    }
+    (died, all)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_random_moments() {
+    let (died, all) = rounds(1, (0..count(20, 3)).map(|_| Fault::random_kill as fn(&mut Dice) -> Fault)).await;
+    assert_eq!(died, all);
+}
+
+macro_rules! at_each_failpoint {
+    ($($test:ident = $place:literal),*) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $test() {
+            let fault: fn(&mut Dice) -> Fault = |dice| Fault::random_abort(dice, $place);
+            let wanted = count(20, 1);
+            let (mut died, mut seed) = (0, 100);
+            // A round whose place was not reached often enough shows nothing and is not counted.
+            while died < wanted {
+                died += rounds(seed, (died..wanted).map(|_| fault)).await.0;
+                seed += 1;
+                assert!(seed < 110, "{} is hardly ever reached", $place);
+            }
+        })*
+
+        #[test]
+        fn no_failpoint_is_left_out() {
+            assert_eq!(failpoint::ALL, [$($place),*]);
+        }
+    };
+}
+
+at_each_failpoint! {
+    aborted_after_admission = "buy.admitted",
+    aborted_before_the_transaction = "record.begin",
+    aborted_before_the_commit = "record.inserted",
+    aborted_after_the_commit = "record.committed",
+    aborted_before_the_answer = "buy.answer"
+}

@@ -1,0 +1,217 @@
+//! Bad input to every route: a 4xx problem with a stable code, never a 500, never a hang.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Method, Request};
+use serde_json::json;
+use stampede_core::Code;
+use stampede_testkit::Client;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::shop::{Shop, TOKEN, command, folder};
+
+/// Every route with who may call it.
+const ROUTES: [(&str, &str, Who); 22] = [
+    ("POST", "/v1/login/codes", Who::Anybody),
+    ("POST", "/v1/login", Who::Anybody),
+    ("DELETE", "/v1/session", Who::Buyer),
+    ("GET", "/v1/me", Who::Buyer),
+    ("GET", "/v1/sales", Who::Anybody),
+    ("GET", "/v1/sales/{id}", Who::Anybody),
+    ("POST", "/v1/sales/{id}/orders", Who::Buyer),
+    ("GET", "/v1/orders", Who::Buyer),
+    ("GET", "/v1/orders/{id}", Who::Buyer),
+    ("POST", "/v1/orders/{id}/cancel", Who::Buyer),
+    ("POST", "/admin/v1/shops", Who::Admin),
+    ("POST", "/admin/v1/vouchers", Who::Admin),
+    ("POST", "/admin/v1/sales", Who::Admin),
+    ("GET", "/admin/v1/sales", Who::Admin),
+    ("GET", "/admin/v1/sales/{id}", Who::Admin),
+    ("POST", "/admin/v1/sales/{id}/pause", Who::Admin),
+    ("POST", "/admin/v1/sales/{id}/resume", Who::Admin),
+    ("POST", "/admin/v1/sales/{id}/end", Who::Admin),
+    ("POST", "/admin/v1/sales/{id}/top-ups", Who::Admin),
+    ("GET", "/metrics", Who::Admin),
+    ("GET", "/healthz", Who::Anybody),
+    ("GET", "/readyz", Who::Anybody),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Anybody,
+    Buyer,
+    Admin,
+}
+
+/// The code of a 4xx problem; anything else fails.
+fn problem(what: &str, reply: &stampede_testkit::Reply) -> String {
+    assert!(reply.status.is_client_error(), "{what}: {} {:?}", reply.status, reply.body);
+    assert_eq!(reply.header("content-type"), "application/problem+json", "{what}");
+    let code = reply.text("code");
+    assert!(Code::ALL.iter().any(|known| known.as_str() == code), "{what}: unknown code {code:?}");
+    assert_eq!(reply.json()["status"].as_u64(), Some(u64::from(reply.status.as_u16())), "{what}");
+    code
+}
+
+fn request(method: &str, path: &str, token: &str, kind: &str, body: &[u8]) -> Request<Full<Bytes>> {
+    let request = Request::builder().method(Method::from_bytes(method.as_bytes()).unwrap()).uri(path);
+    let request = request.header("host", "x").header("authorization", format!("Bearer {token}"));
+    request.header("content-type", kind).body(Full::from(Bytes::copy_from_slice(body))).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_refuses_nonsense() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let sale = shop.put_up(5).await;
+    let buyer = shop.log_in(0, 1).await.remove(0);
+    let mut client = shop.client().await;
+    let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
+    let bodies: [&[u8]; 14] = [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\"text\"",
+        b"{}",
+        b"\xff\xfe\x00",
+        b"{\"phone\": 13800138000}",
+        b"{\"phone\":\"13800138000\",\"phone\":\"13800138000\",\"x\":1}",
+        b"{\"add\": -1, \"request_id\": \"a\"}",
+        b"{\"add\": 99999999999999999999, \"request_id\": \"a\"}",
+        b"{\"type_id\": \"0\", \"name\": \"\\u0000\"}",
+        b"{\"voucher_id\":\"1\",\"stock\":0,\"begin\":\"yesterday\",\"end\":\"2026-01-01\"}",
+        deep.as_bytes(),
+    ];
+    let ids =
+        ["0", "-1", "01", "9223372036854775808", "1e3", "abc", "%00", "%ff", "..%2f", "1234567890123456789012345"];
+
+    for (method, path, who) in ROUTES {
+        let token = match who {
+            Who::Anybody => "",
+            Who::Buyer => buyer.token.as_str(),
+            Who::Admin => TOKEN,
+        };
+        // Who may not, is told so, whatever else is wrong.
+        let wrong = if who == Who::Admin { vec!["", "x", buyer.token.as_str()] } else { vec!["", "x", TOKEN] };
+        for wrong in wrong.iter().filter(|_| who != Who::Anybody) {
+            let real = path.replace("{id}", &sale.to_string());
+            let reply = client.send(request(method, &real, wrong, "application/json", b"{}")).await.unwrap();
+            assert_eq!(problem(path, &reply), "unauthorized", "{method} {path}");
+        }
+        for id in ids.iter().filter(|_| path.contains("{id}")) {
+            let real = path.replace("{id}", id);
+            let body = br#"{"add":1,"request_id":"a"}"#;
+            let reply = client.send(request(method, &real, token, "application/json", body)).await.unwrap();
+            problem(&format!("{method} {real}"), &reply);
+        }
+        let takes_body =
+            method == "POST" && !["pause", "resume", "end", "orders", "cancel"].iter().any(|end| path.ends_with(end));
+        for body in bodies.iter().filter(|_| takes_body) {
+            let real = path.replace("{id}", &sale.to_string());
+            let what = format!("{method} {path} {:?}", String::from_utf8_lossy(&body[..body.len().min(60)]));
+            let reply = client.send(request(method, &real, token, "application/json", body)).await.unwrap();
+            problem(&what, &reply);
+        }
+        if takes_body {
+            let real = path.replace("{id}", &sale.to_string());
+            let reply = client.send(request(method, &real, token, "text/plain", b"{}")).await.unwrap();
+            assert_eq!(problem(path, &reply), "unsupported_media_type");
+            let huge = vec![b' '; 100_000];
+            let reply = client.send(request(method, &real, token, "application/json", &huge)).await.unwrap();
+            assert_eq!(problem(path, &reply), "payload_too_large");
+            client = shop.client().await; // the rest of a refused body is not read: such a connection ends
+        }
+        if path == "/v1/sales" || path == "/v1/orders" || path == "/admin/v1/sales" && method == "GET" {
+            for query in ["limit=0", "limit=101", "limit=x", "before=0", "nonsense=1", "limit=%ff", "before=1&before=2"]
+            {
+                let reply = client.get(&format!("{path}?{query}"), token).await.unwrap();
+                assert_eq!(problem(query, &reply), "invalid_request");
+            }
+        }
+        let reply = client.send(request("PATCH", &path.replace("{id}", "1"), token, "text/plain", b"")).await.unwrap();
+        assert_eq!(problem(path, &reply), "method_not_allowed", "{path}");
+    }
+    for nowhere in ["/nowhere", "/v1", "/v1/", "/admin", "/v1/sales/1/2/3", "/%2e%2e/etc/passwd", "//", "/v1/sales/"] {
+        let reply = client.get(nowhere, "").await.unwrap();
+        assert_eq!(problem(nowhere, &reply), "not_found", "{nowhere}");
+    }
+    // After all of this it still sells.
+    let reply = client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &json!(null)).await.unwrap();
+    assert!(reply.status == 409 && reply.text("code") == "ended" || reply.status == 201, "{reply:?}");
+    assert!(shop.stop().success());
+}
+
+/// What is sent and not answered in time is cut; what is not HTTP is refused.
+async fn raw(shop: &Shop, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(shop.address).await.unwrap();
+    // The server may close before it has read everything.
+    let _ = stream.write_all(bytes).await;
+    let mut heard = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut heard)).await;
+    let _reset_is_an_answer_too = read.expect("the server hangs");
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_http_is_refused() {
+    let folder = folder();
+    let mut command = command(folder.path());
+    command.env("STAMPEDE__HTTP__HEAD_WITHIN_MS", "300");
+    let shop = Shop::run(command);
+    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
+    let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x-a: b\r\n".repeat(1000));
+    for (bytes, status) in [
+        ("NONSENSE\r\n\r\n", "400"),
+        ("GET / HTTP/9.9\r\n\r\n", "400"),
+        ("GET / HTTP/1.1\r\nbad header\r\n\r\n", "400"),
+        ("POST /v1/login HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n", "400"),
+        (long.as_str(), "4"),
+        (many.as_str(), "431"),
+    ] {
+        let heard = raw(&shop, bytes.as_bytes()).await;
+        assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{:?}: {heard}", &bytes[..bytes.len().min(40)]);
+    }
+    // A head that never ends, and a connection that says nothing: closed.
+    for slow in ["GET / HTTP/1.1\r\nhost:", ""] {
+        let heard = raw(&shop, slow.as_bytes()).await;
+        assert!(heard.is_empty() || heard.starts_with("HTTP/1.1 408"), "{heard}");
+    }
+    // A body that never comes.
+    let heard = raw(
+        &shop,
+        b"POST /v1/login HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+    )
+    .await;
+    assert!(heard.starts_with("HTTP/1.1 408") && heard.contains("request_timeout"), "{heard}");
+    assert!(shop.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_capped_and_told_so() {
+    let folder = folder();
+    let mut command = command(folder.path());
+    command.env("STAMPEDE__HTTP__MAX_CONNECTIONS", "8");
+    let shop = Shop::run(command);
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        let mut client = shop.client().await;
+        assert_eq!(client.get("/healthz", "").await.unwrap().status, 200);
+        held.push(client);
+    }
+    let heard = raw(&shop, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert!(heard.is_empty() || heard.starts_with("HTTP/1.1 503") && heard.contains("\"busy\""), "{heard}");
+    held.clear();
+    // A place becomes free as soon as its connection has gone.
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut client = Client::connect(shop.address).await.unwrap();
+        if client.get("/healthz", "").await.is_ok_and(|reply| reply.status == 200) {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "no place became free");
+    }
+}

@@ -1,0 +1,18 @@
+//! End to end: the built binary, real sockets, a real database, killed by its pid.
+//!
+//! - `shop`, `history`: a running server with buyers in it, and what they heard against what the ledger holds
+//! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
+//! - `durability`: nothing is promised before it is on the disk
+//! - `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
+
+#![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
+
+mod chaos;
+mod commands;
+mod crash;
+mod durability;
+mod history;
+mod hostile;
+mod people;
+mod shop;
+mod storm;

@@ -1,0 +1,187 @@
+//! Login, sessions, a buyer's own orders, and the operator's edits.
+
+use hyper::Method;
+use serde_json::{Value, json};
+use stampede_testkit::Client;
+
+use crate::shop::{Shop, TOKEN, command, folder, ledger, log_in};
+
+async fn state(client: &mut Client, sale: &str) -> (String, u64) {
+    let seen = client.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
+    (seen.text("state"), seen.json()["remaining"].as_u64().unwrap_or(99))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_code_works_once_for_its_phone() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let mut client = shop.client().await;
+    let phone = "13800138000";
+    let sent = client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap();
+    let code = sent.text("demo_code");
+    let mut login = async |phone: &str, code: &str| {
+        client.post("/v1/login", "", &json!({ "phone": phone, "code": code })).await.unwrap()
+    };
+    assert_eq!(login("13800138001", &code).await.text("code"), "wrong_code", "another phone");
+    let wrong = if code == "000000" { "000001" } else { "000000" };
+    assert_eq!(login(phone, wrong).await.text("code"), "wrong_code");
+    let first = login(phone, &code).await;
+    assert_eq!(first.status, 200);
+    assert_eq!(login(phone, &code).await.text("code"), "wrong_code", "single use");
+
+    let token = first.text("token");
+    let me = client.get("/v1/me", &token).await.unwrap();
+    assert_eq!(me.json()["id"], first.json()["user"]["id"]);
+    assert_eq!(me.text("phone"), "138****8000");
+    assert_eq!(client.call(Method::DELETE, "/v1/session", &token, &Value::Null).await.unwrap().status, 204);
+    assert_eq!(client.get("/v1/me", &token).await.unwrap().text("code"), "unauthorized", "revoked at once");
+
+    let again = log_in(&mut client, phone).await;
+    assert_eq!(again.id, first.json()["user"]["id"], "the phone keeps its user");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_wrong_codes_and_the_right_one_is_dead() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let mut client = shop.client().await;
+    let sent = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
+    let code = sent.text("demo_code");
+    let wrong = if code == "000000" { "000001" } else { "000000" };
+    for guess in [wrong, wrong, wrong, wrong, wrong, &code] {
+        let heard = client.post("/v1/login", "", &json!({ "phone": "13800138000", "code": guess })).await.unwrap();
+        assert_eq!(heard.text("code"), "wrong_code");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_say_when_to_come_back() {
+    let folder = folder();
+    let mut command = command(folder.path());
+    command.env("STAMPEDE__BUY__PER_USER__COUNT", "2");
+    let shop = Shop::run(command);
+    let sale = shop.put_up(1).await;
+    let mut client = shop.client().await;
+    let buyer = log_in(&mut client, "13800138000").await;
+    let mut heard = Vec::new();
+    for _ in 0..3 {
+        heard.push(client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap());
+    }
+    assert_eq!(heard.iter().map(|reply| reply.status.as_u16()).collect::<Vec<_>>(), [201, 200, 429]);
+    let wait: u64 = heard[2].header("retry-after").parse().unwrap();
+    assert!((1..=10).contains(&wait), "{wait}");
+    for _ in 0..2 {
+        client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
+    }
+    let limited = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
+    assert_eq!((limited.status.as_u16(), limited.text("code").as_str()), (429, "too_many_requests"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_is_its_owners_and_cancels_once() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let sale = shop.put_up(1).await;
+    let mut client = shop.client().await;
+    let (alice, bob) = (log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138001").await);
+    let orders = format!("/v1/sales/{sale}/orders");
+    let bought = client.post(&orders, &alice.token, &Value::Null).await.unwrap();
+    assert_eq!(bought.status, 201);
+    let order = bought.text("id");
+    assert_eq!(bought.header("location"), format!("/v1/orders/{order}"));
+    assert_eq!(client.post(&orders, &bob.token, &Value::Null).await.unwrap().text("code"), "sold_out");
+
+    let (one, cancel) = (format!("/v1/orders/{order}"), format!("/v1/orders/{order}/cancel"));
+    for (path, method) in [(&one, Method::GET), (&cancel, Method::POST)] {
+        let heard = client.call(method, path, &bob.token, &Value::Null).await.unwrap();
+        assert_eq!(heard.text("code"), "no_such_order", "Bob does not even learn that it exists");
+    }
+    let seen = client.get(&one, &alice.token).await.unwrap().json();
+    for member in ["id", "sale_id", "status", "price_cents", "created_at"] {
+        assert_eq!(seen[member], bought.json()[member], "the answer and the row agree on {member}");
+    }
+
+    assert_eq!(client.post(&cancel, &alice.token, &Value::Null).await.unwrap().text("status"), "cancelled");
+    assert_eq!(client.post(&cancel, &alice.token, &Value::Null).await.unwrap().text("code"), "illegal_step");
+    assert_eq!(state(&mut client, &sale.to_string()).await, ("on".into(), 1), "the stock is back, once");
+    let bought = client.post(&orders, &bob.token, &Value::Null).await.unwrap();
+    assert_eq!(bought.status, 201, "and can be had");
+    assert_eq!(client.post(&orders, &alice.token, &Value::Null).await.unwrap().text("code"), "sold_out");
+
+    let mine = client.get("/v1/orders", &alice.token).await.unwrap().json();
+    assert_eq!(mine["orders"].as_array().unwrap().len(), 1);
+    assert_eq!(mine["orders"][0]["status"], "cancelled");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    let stores = ledger(folder.path()).await;
+    while !stores.ledger.owed(10).await.unwrap().is_empty() {
+        assert!(std::time::Instant::now() < deadline, "what the gate was owed is never settled");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operator_pauses_resumes_and_tops_up() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let sale = shop.put_up(1).await;
+    let buyers = shop.log_in(0, 4).await;
+    let mut client = shop.client().await;
+    let orders = format!("/v1/sales/{sale}/orders");
+    let mut buy = async |n: usize| {
+        let reply = client.post(&orders, &buyers[n].token, &Value::Null).await.unwrap();
+        if reply.status == 201 { "bought".to_owned() } else { reply.text("code") }
+    };
+    assert_eq!(shop.admin(&format!("sales/{sale}/pause"), &Value::Null).await.text("status"), "paused");
+    assert_eq!(buy(0).await, "paused");
+    assert_eq!(shop.admin(&format!("sales/{sale}/resume"), &Value::Null).await.text("state"), "on");
+    assert_eq!(buy(0).await, "bought");
+    assert_eq!(buy(1).await, "sold_out");
+    let top_up = json!({ "add": 1, "request_id": "r1" });
+    for _ in 0..3 {
+        let topped = shop.admin(&format!("sales/{sale}/top-ups"), &top_up).await.json();
+        assert_eq!(topped["total"], 2, "added once, however often it is sent");
+    }
+    let reused = shop.admin(&format!("sales/{sale}/top-ups"), &json!({ "add": 2, "request_id": "r1" })).await;
+    assert_eq!(reused.text("code"), "request_id_reused");
+    assert_eq!(buy(1).await, "bought");
+    assert_eq!(buy(2).await, "sold_out");
+    assert_eq!(shop.admin(&format!("sales/{sale}/end"), &Value::Null).await.text("state"), "ended");
+    assert_eq!(buy(2).await, "ended");
+    assert_eq!(shop.admin(&format!("sales/{sale}/resume"), &Value::Null).await.text("code"), "illegal_step");
+
+    // What was edited is still so after a restart.
+    assert!(shop.stop().success());
+    let shop = Shop::open(folder.path());
+    let seen = shop.client().await.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().json();
+    assert_eq!((&seen["status"], &seen["total"], &seen["remaining"]), (&json!("ended"), &json!(2), &json!(0)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_sees_a_draft_and_a_voucher_has_one_sale() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let made = shop.admin("shops", &json!({ "type_id": "1", "name": "S" })).await.text("id");
+    let voucher = json!({ "shop_id": made, "kind": "flash_sale", "title": "T", "price_cents": 1, "worth_cents": 2 });
+    let voucher = shop.admin("vouchers", &voucher).await.text("id");
+    let sale = json!({
+        "voucher_id": voucher, "stock": 1, "begin": "2026-01-01T00:00:00+08:00", "end": "2099-01-01T00:00:00Z", "status": "draft",
+    });
+    let made = shop.admin("sales", &sale).await;
+    assert_eq!((made.status.as_u16(), made.text("status").as_str()), (201, "draft"));
+    assert_eq!(made.text("begin"), "2025-12-31T16:00:00.000Z");
+    assert_eq!(shop.admin("sales", &sale).await.text("code"), "sale_exists");
+    let id = made.text("id");
+    let mut client = shop.client().await;
+    let buyer = log_in(&mut client, "13800138000").await;
+    assert_eq!(client.get(&format!("/v1/sales/{id}"), "").await.unwrap().text("code"), "no_such_sale");
+    let tried = client.post(&format!("/v1/sales/{id}/orders"), &buyer.token, &Value::Null).await.unwrap();
+    assert_eq!(tried.text("code"), "no_such_sale");
+    assert_eq!(shop.admin(&format!("sales/{id}/resume"), &Value::Null).await.text("state"), "on");
+    assert_eq!(state(&mut client, &id).await, ("on".into(), 1));
+
+    // Every fault in one answer, each with its member.
+    let bad = json!({ "voucher_id": voucher, "stock": 0, "begin": "2026-01-02T00:00:00Z", "end": "2026-01-01T00:00:00Z", "status": "paused" });
+    let faults = shop.admin("sales", &bad).await.json();
+    let members: Vec<_> = faults["errors"].as_array().unwrap().iter().map(|fault| &fault["member"]).collect();
+    assert_eq!(members, ["stock", "end", "status"]);
+}

@@ -1,0 +1,138 @@
+//! A running server, and buyers in it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use stampede_core::{SaleId, SystemClock, Timestamp};
+use stampede_ledger::{Database, Stores};
+use stampede_testkit::{Client, Process, Reply};
+use tempfile::TempDir;
+
+pub const TOKEN: &str = "an-admin-token-for-tests";
+
+/// A data folder of its own, not on tmpfs.
+pub fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// The binary's `serve`, on a free port, with limits that let a crowd through.
+pub fn command(data_dir: &Path) -> Command {
+    serving(Command::new(env!("CARGO_BIN_EXE_stampede")), data_dir)
+}
+
+/// The same, behind a command that runs it.
+pub fn serving(mut command: Command, data_dir: &Path) -> Command {
+    command
+        .args(["serve", "--demo", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(data_dir)
+        .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
+        .env("STAMPEDE__LOGIN__PER_IP__COUNT", "1000000")
+        .env("STAMPEDE__BUY__PER_USER__COUNT", "1000000")
+        .env("STAMPEDE__LOG__LEVEL", "error");
+    command
+}
+
+pub struct Shop {
+    pub process: Process,
+    pub address: SocketAddr,
+}
+
+#[derive(Debug, Clone)]
+pub struct Buyer {
+    pub id: String,
+    pub token: String,
+}
+
+impl Shop {
+    pub fn open(data_dir: &Path) -> Self {
+        Self::run(command(data_dir))
+    }
+
+    pub fn run(command: Command) -> Self {
+        let mut process = Process::start(command).unwrap();
+        let address = process.wait_for(Duration::from_secs(60), |line| {
+            line.trim().strip_prefix("open")?.trim().strip_prefix("http://")?.strip_suffix('/')?.parse().ok()
+        });
+        Self { address: address.expect("the server did not start"), process }
+    }
+
+    /// As an operator stops it.
+    pub fn stop(mut self) -> ExitStatus {
+        self.process.signal("TERM").unwrap();
+        self.process.wait(Duration::from_secs(30)).unwrap()
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(self.address).await.unwrap()
+    }
+
+    pub async fn admin(&self, path: &str, body: &Value) -> Reply {
+        self.client().await.post(&format!("/admin/v1/{path}"), TOKEN, body).await.unwrap()
+    }
+
+    /// A sale that is on for the next hour.
+    pub async fn put_up(&self, stock: u32) -> SaleId {
+        let shop = self.admin("shops", &json!({ "type_id": "1", "name": "Test shop" })).await.text("id");
+        let voucher = json!({
+            "shop_id": shop, "kind": "flash_sale", "title": "Test", "price_cents": 100, "worth_cents": 200,
+        });
+        let voucher = self.admin("vouchers", &voucher).await.text("id");
+        let now = stampede_core::Clock::now(&SystemClock);
+        let (begin, end): (Timestamp, Timestamp) = (now, now.plus(Duration::from_secs(3600)));
+        let sale = json!({ "voucher_id": voucher, "stock": stock, "begin": begin, "end": end });
+        let made = self.admin("sales", &sale).await;
+        assert_eq!(made.status, 201, "{:?}", made.body);
+        made.text("id").parse().unwrap()
+    }
+
+    /// Buyers `from..from + count`, each logged in by a code.
+    pub async fn log_in(&self, from: u64, count: u64) -> Vec<Buyer> {
+        let lanes = 32.min(count);
+        let tasks: Vec<_> = (0..lanes)
+            .map(|lane| {
+                let mine: Vec<u64> = (from + lane..from + count).step_by(lanes as usize).collect();
+                let address = self.address;
+                tokio::spawn(async move {
+                    let mut client = Client::connect(address).await.unwrap();
+                    let mut buyers = Vec::new();
+                    for n in mine {
+                        buyers.push(log_in(&mut client, &format!("13{n:09}")).await);
+                    }
+                    buyers
+                })
+            })
+            .collect();
+        let mut buyers = Vec::new();
+        for task in tasks {
+            buyers.extend(task.await.unwrap());
+        }
+        buyers
+    }
+
+    /// The counters and gauges of `/metrics`, by their full name.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = self.client().await.get("/metrics", TOKEN).await.unwrap();
+        let text = String::from_utf8(text.body.to_vec()).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no metric {name} in\n{text}")).parse().unwrap()
+    }
+}
+
+pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {
+    let sent = client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap();
+    assert_eq!(sent.status, 200, "{:?}", sent.body);
+    let login = json!({ "phone": phone, "code": sent.text("demo_code") });
+    let answer = client.post("/v1/login", "", &login).await.unwrap();
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    let id = answer.json()["user"]["id"].as_str().unwrap().to_owned();
+    Buyer { id, token: answer.text("token") }
+}
+
+/// The server's database, read beside it or after it.
+pub async fn ledger(data_dir: &Path) -> Stores {
+    let url = format!("sqlite:{}", data_dir.join("stampede.db").display());
+    stampede_ledger::open(&Database::parse(&url).unwrap()).await.unwrap()
+}

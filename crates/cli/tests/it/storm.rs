@@ -1,0 +1,115 @@
+//! The crowd.
+
+use std::sync::Arc;
+
+use stampede_testkit::{Client, count};
+use tokio::sync::Barrier;
+
+use crate::history::{Heard, History};
+use crate::shop::{Shop, folder, ledger};
+
+/// Many more people than stock, each tries many times, all at once: exactly the stock, one each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exactly_the_stock_and_one_each() {
+    let (people, tries, stock) = (count(500, 150), count(20, 5), 100);
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let sale = shop.put_up(stock).await;
+    let buyers = shop.log_in(0, people).await;
+    let history = Arc::new(History::default());
+    let start = Arc::new(Barrier::new(people as usize));
+    let crowd: Vec<_> = buyers
+        .into_iter()
+        .map(|buyer| {
+            let (history, start, address) = (history.clone(), start.clone(), shop.address);
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await.unwrap();
+                start.wait().await;
+                for _ in 0..tries {
+                    let heard = history.buy(&mut client, sale, &buyer).await;
+                    assert_ne!(heard, Heard::Unknown, "nothing failed, so everybody is told");
+                }
+            })
+        })
+        .collect();
+    for one in crowd {
+        one.await.unwrap();
+    }
+    assert_eq!(history.created(), stock as usize);
+    let nos = history.all().into_iter().filter_map(|(_, heard)| match heard {
+        Heard::No(code) => Some(code),
+        _ => None,
+    });
+    assert!(nos.into_iter().all(|code| code == "sold_out"), "the only reason there is");
+    let stores = ledger(folder.path()).await;
+    assert_eq!(history.check(&stores, sale).await, stock as usize);
+    let seen = shop.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
+    assert_eq!((seen.text("state").as_str(), seen.json()["remaining"].as_u64()), ("sold_out", Some(0)));
+    assert!(shop.stop().success());
+}
+
+/// One person, 64 tries at once: one order, and every answer names it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_person_many_tries_at_once() {
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let sale = shop.put_up(10).await;
+    let buyer = shop.log_in(0, 1).await.remove(0);
+    let history = Arc::new(History::default());
+    let start = Arc::new(Barrier::new(64));
+    let tries: Vec<_> = (0..64)
+        .map(|_| {
+            let (history, start, address, buyer) = (history.clone(), start.clone(), shop.address, buyer.clone());
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await.unwrap();
+                start.wait().await;
+                history.buy(&mut client, sale, &buyer).await
+            })
+        })
+        .collect();
+    let mut orders = std::collections::HashSet::new();
+    for one in tries {
+        let Heard::Order(order, _) = one.await.unwrap() else { panic!("not an order") };
+        orders.insert(order);
+    }
+    assert_eq!(orders.len(), 1);
+    assert_eq!(history.created(), 1, "one 201, the others 200");
+    assert_eq!(history.check(&ledger(folder.path()).await, sale).await, 1);
+}
+
+/// Under 256 connections batches grow by themselves: the median is above 16.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_grow_with_the_crowd() {
+    const CONNECTIONS: usize = 256;
+    let rounds = count(16, 6) as usize;
+    let folder = folder();
+    let shop = Shop::open(folder.path());
+    let people = CONNECTIONS * rounds;
+    let sale = shop.put_up(people as u32).await;
+    let buyers = shop.log_in(0, people as u64).await;
+    let bucket = "stampede_commit_batch_size_bucket{le=\"16\"}";
+    let (small_before, all_before) = (shop.metric(bucket).await, shop.metric("stampede_commit_batch_size_count").await);
+    let start = Arc::new(Barrier::new(CONNECTIONS));
+    let crowd: Vec<_> = buyers
+        .chunks(rounds)
+        .map(|mine| {
+            let (mine, start, address) = (mine.to_vec(), start.clone(), shop.address);
+            tokio::spawn(async move {
+                let history = History::default();
+                let mut client = Client::connect(address).await.unwrap();
+                start.wait().await;
+                for buyer in &mine {
+                    let heard = history.buy(&mut client, sale, buyer).await;
+                    assert!(matches!(heard, Heard::Order(_, 201)), "{heard:?}");
+                }
+            })
+        })
+        .collect();
+    for one in crowd {
+        one.await.unwrap();
+    }
+    let small = shop.metric(bucket).await - small_before;
+    let all = shop.metric("stampede_commit_batch_size_count").await - all_before;
+    eprintln!("{people} orders in {all} batches, {small} of them of 16 or fewer");
+    assert!(small * 2.0 < all, "{small} of {all} batches have 16 orders or fewer");
+}

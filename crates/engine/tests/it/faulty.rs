@@ -1,0 +1,111 @@
+//! The real ledger behind a wire that can be cut: before the call, after it, or for good.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stampede_core::ids::{Lease, WorkerId};
+use stampede_core::ports::*;
+use stampede_core::*;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// The call never arrives.
+    Before,
+    /// The call is carried out, its answer is lost.
+    After,
+    /// The call panics on its way.
+    Panic,
+    /// The call takes this long.
+    Slow(Duration),
+}
+
+/// What happens to the next calls of `record`, one after the other; and orders that it cannot hold.
+#[derive(Debug, Default)]
+pub struct Faults {
+    pub cuts: Mutex<VecDeque<Cut>>,
+    pub poison: Mutex<Vec<UserId>>,
+}
+
+#[derive(Debug)]
+pub struct Faulty {
+    pub inner: Arc<dyn Ledger>,
+    pub faults: Arc<Faults>,
+}
+
+#[async_trait]
+impl Ledger for Faulty {
+    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+        let cut = self.faults.cuts.lock().unwrap().pop_front();
+        match cut {
+            Some(Cut::Before) => return Err(LedgerError::Unavailable("cut".into())),
+            Some(Cut::Panic) => panic!("on purpose"),
+            Some(Cut::Slow(span)) => tokio::time::sleep(span).await,
+            Some(Cut::After) | None => {}
+        }
+        if batch.iter().any(|item| self.faults.poison.lock().unwrap().contains(&item.user)) {
+            return Err(LedgerError::Poison("cannot hold this".into()));
+        }
+        let recorded = self.inner.record(sale, epoch, batch).await?;
+        if cut == Some(Cut::After) { Err(LedgerError::Unknown("cut".into())) } else { Ok(recorded) }
+    }
+
+    async fn quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()> {
+        self.inner.quarantine(sale, admitted, error).await
+    }
+    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {
+        self.inner.cancel(order, user, now).await
+    }
+    async fn owed(&self, limit: u32) -> Result<Vec<Owed>> {
+        self.inner.owed(limit).await
+    }
+    async fn settle_owed(&self, orders: &[OrderId]) -> Result<()> {
+        self.inner.settle_owed(orders).await
+    }
+    async fn order(&self, id: OrderId) -> Result<Option<Order>> {
+        self.inner.order(id).await
+    }
+    async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>> {
+        self.inner.live_order(sale, user).await
+    }
+    async fn orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>> {
+        self.inner.orders_of(user, before, limit).await
+    }
+    async fn sales(&self) -> Result<Vec<Sale>> {
+        self.inner.sales().await
+    }
+    async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {
+        self.inner.sale(id).await
+    }
+    async fn load(&self, id: SaleId) -> Result<Option<Loaded>> {
+        self.inner.load(id).await
+    }
+    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {
+        self.inner.create_sale(draft, now).await
+    }
+    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<Edited> {
+        self.inner.set_status(sale, status).await
+    }
+    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<Edited> {
+        self.inner.top_up(sale, add, request_id, now).await
+    }
+    async fn lease_worker(
+        &self,
+        holder: &str,
+        worker: Option<WorkerId>,
+        from: Timestamp,
+        span: Duration,
+    ) -> Result<Lease> {
+        self.inner.lease_worker(holder, worker, from, span).await
+    }
+    async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
+        self.inner.return_worker(holder, worker, unused_from).await
+    }
+    async fn ping(&self) -> Result<()> {
+        self.inner.ping().await
+    }
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}

@@ -1,0 +1,5 @@
+//! The engine on a real ledger: one that fails at chosen moments, and one that another process writes to.
+
+mod faulty;
+mod outages;
+mod tier;

@@ -1,0 +1,190 @@
+//! A timeout is not a no, a bad order takes no other with it, and the ledger knows better than the gate.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stampede_core::ports::{Admitted, Recorded};
+use stampede_core::*;
+use stampede_engine::{Bought, Config, Error};
+
+use crate::faulty::{Cut, Faults, Faulty};
+use crate::tier::{CONFIG, Tier, tier, user};
+
+async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
+    let faults = Arc::new(Faults::default());
+    let wire = faults.clone();
+    let tier = tier(config, stock, |inner| Arc::new(Faulty { inner, faults: wire })).await;
+    (tier, faults)
+}
+
+fn order(bought: &Bought) -> (OrderId, bool) {
+    (bought.order.id, bought.already)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_cuts_the_commit_is_found_out() {
+    let (tier, faults) = faulty(CONFIG, 10).await;
+    for (n, cut) in (1..).zip([Cut::Before, Cut::After, Cut::Panic]) {
+        faults.cuts.lock().unwrap().extend([cut, cut, Cut::Before, cut]);
+        let bought = tier.engine.buy(tier.sale, user(n)).await.unwrap();
+        let row = tier.stores.ledger.order(bought.order.id).await.unwrap().unwrap();
+        assert_eq!(row, bought.order, "after {cut:?}");
+        assert!(!bought.already);
+    }
+    assert_eq!(tier.check_at_rest().await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_buyer_who_was_not_told_in_time_asks_again_and_has_it() {
+    let mut config = CONFIG;
+    config.solo.answer_within = Duration::from_millis(100);
+    let (tier, faults) = faulty(config, 1).await;
+    faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(300)));
+    let unknown = tier.engine.buy(tier.sale, user(1)).await.unwrap_err();
+    assert!(matches!(unknown, Error::OutcomeUnknown), "{unknown:?}");
+    let refused = tier.engine.buy(tier.sale, user(2)).await.unwrap_err();
+    assert!(matches!(refused, Error::Refused(Refusal::SoldOut)), "its stock is not given away: {refused:?}");
+    let bought = loop {
+        match tier.engine.buy(tier.sale, user(1)).await {
+            Ok(bought) => break bought,
+            Err(Error::OutcomeUnknown) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    assert!(bought.already);
+    let row = tier.stores.ledger.order(bought.order.id).await.unwrap();
+    assert_eq!(row, Some(bought.order));
+    assert_eq!(tier.check_at_rest().await, 1);
+}
+
+/// Callers that go away at any moment leave nothing that is not settled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_that_go_away_are_settled_all_the_same() {
+    let (tier, faults) = faulty(CONFIG, 50).await;
+    faults.cuts.lock().unwrap().extend([Cut::Slow(Duration::from_millis(20)); 20]);
+    for n in 1..=40 {
+        let patience = Duration::from_micros(u64::try_from(n).unwrap() * 700);
+        let _gone = tokio::time::timeout(patience, tier.engine.buy(tier.sale, user(n))).await;
+    }
+    let mut ids = std::collections::HashSet::new();
+    for n in 1..=40 {
+        assert!(ids.insert(tier.engine.buy(tier.sale, user(n)).await.unwrap().order.id));
+    }
+    assert_eq!(tier.check_at_rest().await, 40);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_the_bound_buyers_hear_busy_and_nothing_is_marked() {
+    let (tier, faults) = faulty(CONFIG, 1000).await;
+    faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(300)));
+    let tries: Vec<_> = (1..=300)
+        .map(|n| {
+            let (engine, sale) = (tier.engine.clone(), tier.sale);
+            tokio::spawn(async move { engine.buy(sale, user(n)).await })
+        })
+        .collect();
+    let (mut bought, mut busy) = (0, 0);
+    for one in tries {
+        match one.await.unwrap() {
+            Ok(_) => bought += 1,
+            Err(Error::Busy) => busy += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((bought + busy, busy > 0), (300, true));
+    assert!(bought <= CONFIG.solo.queue_per_sale + CONFIG.solo.max_batch);
+    assert_eq!(tier.check_at_rest().await as usize, bought);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_bad_order_takes_no_other_with_it() {
+    let (tier, faults) = faulty(CONFIG, 20).await;
+    faults.poison.lock().unwrap().push(user(5));
+    // The first call is slow, so that the others come as one batch, with the bad one among them.
+    faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(100)));
+    let tries: Vec<_> = (1..=16)
+        .map(|n| {
+            let (engine, sale) = (tier.engine.clone(), tier.sale);
+            tokio::spawn(async move { (n, engine.buy(sale, user(n)).await) })
+        })
+        .collect();
+    for one in tries {
+        match one.await.unwrap() {
+            (5, heard) => assert_eq!(heard.unwrap_err().code(), Code::Unavailable),
+            (n, heard) => assert_eq!(heard.unwrap().order.user, user(n)),
+        }
+    }
+    let loaded = tier.stores.ledger.load(tier.sale).await.unwrap().unwrap();
+    assert_eq!(loaded.sale.sold, 15);
+    assert_eq!(loaded.marks.len(), 16, "the bad one keeps its mark until a person has looked");
+    assert_eq!(tier.engine.sale(tier.sale).unwrap().remaining, 4);
+}
+
+/// Another process sells from the same stock: everybody hears the real reason, and the gate learns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ledger_knows_better_than_the_gate() {
+    let tier = tier(CONFIG, 3, |inner| inner).await;
+    let elsewhere =
+        |n: i64| Admitted { order: OrderId::new(n).unwrap(), user: user(n), seq: n, at: tier.engine.clock().now() };
+    let sold = tier.stores.ledger.record(tier.sale, Epoch(1), &[elsewhere(1), elsewhere(2)]).await.unwrap();
+    assert_eq!(sold, [Recorded::Recorded; 2]);
+
+    let mine = tier.engine.buy(tier.sale, user(1)).await.unwrap();
+    assert_eq!(order(&mine), (OrderId::new(1).unwrap(), true), "bought elsewhere, given back here");
+    assert_eq!(tier.engine.sale(tier.sale).unwrap().remaining, 1, "the sale was read anew");
+    assert!(!tier.engine.buy(tier.sale, user(3)).await.unwrap().already);
+    let refused = tier.engine.buy(tier.sale, user(4)).await.unwrap_err();
+    assert!(matches!(refused, Error::Refused(Refusal::SoldOut)), "{refused:?}");
+    assert_eq!(tier.check_at_rest().await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancellation_elsewhere_is_found_when_its_owner_asks() {
+    let tier = tier(CONFIG, 1, |inner| inner).await;
+    let first = tier.engine.buy(tier.sale, user(1)).await.unwrap();
+    tier.stores.ledger.cancel(first.order.id, user(1), tier.engine.clock().now()).await.unwrap();
+    let second = tier.engine.buy(tier.sale, user(1)).await.unwrap();
+    assert!(!second.already);
+    assert_ne!(second.order.id, first.order.id, "the dead order is not shown as if it lived");
+    assert_eq!(tier.check_at_rest().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutting_down_settles_and_returns_the_worker_number() {
+    let (tier, faults) = faulty(CONFIG, 10).await;
+    faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(200)));
+    let (engine, sale) = (tier.engine.clone(), tier.sale);
+    let buying = tokio::spawn(async move { engine.buy(sale, user(1)).await });
+    while !faults.cuts.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert!(tier.engine.shut_down(Duration::from_secs(10)).await);
+    assert!(buying.await.unwrap().is_ok());
+    assert!(tier.engine.buy(tier.sale, user(2)).await.is_err(), "closed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_ends_at_once_and_expires_by_itself() {
+    let mut config = CONFIG;
+    config.people.session_ttl = Duration::from_millis(300);
+    let tier = tier(config, 1, |inner| inner).await;
+    let engine = &tier.engine;
+    let phone = Phone::parse("13800138000").unwrap();
+    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
+    let session = engine.log_in(phone.clone(), &code).await.unwrap();
+    assert_eq!(engine.authenticate(&session.token).await.unwrap(), session.user.id);
+    let refused = |error: Error| assert_eq!(error.code(), Code::Unauthorized);
+    refused(engine.authenticate("junk").await.unwrap_err());
+    engine.log_out(&session.token).await.unwrap();
+    refused(engine.authenticate(&session.token).await.unwrap_err());
+
+    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
+    let session = engine.log_in(phone, &code).await.unwrap();
+    // Used all the time, it slides on past its first expiry; unused, it ends.
+    while engine.clock().now() < session.expires_at.plus(Duration::from_millis(100)) {
+        engine.authenticate(&session.token).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    refused(engine.authenticate(&session.token).await.unwrap_err());
+}

@@ -1,0 +1,90 @@
+//! One keep-alive HTTP/1.1 connection.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// No answer takes longer than this; a hang is an error.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Client {
+    requests: SendRequest<Full<Bytes>>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Reply {
+    /// The body as JSON; null if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// A member of the body that is a string; empty if there is none.
+    pub fn text(&self, member: &str) -> String {
+        self.json()[member].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+impl Client {
+    pub async fn connect(address: SocketAddr) -> Result<Self, Error> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (requests, connection) = handshake(TokioIo::new(stream)).await?;
+        // An error on the connection reaches the request that it hits.
+        tokio::spawn(connection);
+        Ok(Self { requests })
+    }
+
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Reply, Error> {
+        let exchange = async {
+            self.requests.ready().await?;
+            let (head, body) = self.requests.send_request(request).await?.into_parts();
+            let body = body.collect().await?.to_bytes();
+            Ok(Reply { status: head.status, headers: head.headers, body })
+        };
+        tokio::time::timeout(PATIENCE, exchange).await?
+    }
+
+    /// A request with a bearer token, and a JSON body unless that is null.
+    pub async fn call(&mut self, method: Method, path: &str, token: &str, body: &Value) -> Result<Reply, Error> {
+        let mut request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+        if !token.is_empty() {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let body = if body.is_null() {
+            Full::default()
+        } else {
+            request = request.header(CONTENT_TYPE, "application/json");
+            Full::from(body.to_string())
+        };
+        self.send(request.body(body)?).await
+    }
+
+    pub async fn get(&mut self, path: &str, token: &str) -> Result<Reply, Error> {
+        self.call(Method::GET, path, token, &Value::Null).await
+    }
+
+    pub async fn post(&mut self, path: &str, token: &str, body: &Value) -> Result<Reply, Error> {
+        self.call(Method::POST, path, token, body).await
+    }
+}
