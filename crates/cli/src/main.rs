@@ -29,7 +29,7 @@ enum Command {
     /// Run the server
     ///
     /// Settings come from the compiled-in defaults (config/default.toml in the source), then the file given with --config, then
-    /// the environment (STAMPEDE__HTTP__MAX_CONNECTIONS=500 sets max_connections under [http]), then these flags.
+    /// the environment (STAMPEDE__HTTP__MAX_CONNECTIONS=500 sets http.max_connections), then these flags.
     Serve(serve::Serve),
     /// Bring the database's tables up to date and exit
     ///
