@@ -20,8 +20,8 @@ impl Migrate {
         let database = settings.database()?;
         let _held = DataDir::hold(&settings.data_dir)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(stampede_ledger::open(&database)).context(settings.database_url())?;
-        writeln!(std::io::stdout(), "{} is up to date", settings.database_url())?;
+        runtime.block_on(stampede_ledger::open(&database)).with_context(|| database.to_string())?;
+        writeln!(std::io::stdout(), "{database} is up to date")?;
         Ok(())
     }
 }

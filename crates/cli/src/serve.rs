@@ -11,6 +11,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use stampede_core::SystemClock;
 use stampede_engine::{Engine, Sender};
 use stampede_http::{App, Config, Surface, serve};
+use stampede_ledger::Database;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -49,6 +50,8 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     if demo && ![Some(settings.listen), admin_listen].iter().flatten().all(|address| address.ip().is_loopback()) {
         bail!("--demo shows login codes to everybody, so it runs only on a loopback address such as 127.0.0.1:8080");
     }
+    // From here on a signal means a graceful stop, however early it comes.
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let data_dir = DataDir::hold(&settings.data_dir)?;
     let (admin_token, token_from) = data_dir.admin_token(settings.admin_token_file())?;
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
@@ -59,11 +62,10 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     };
 
     let metrics = start_metrics()?;
-    let stores = stampede_ledger::open(&database).await.with_context(|| settings.database_url())?;
+    let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
     let console = (demo || settings.login.sender == SenderKind::Console).then(|| Arc::new(Console::default()));
     let sender = console.clone().map(|console| console as Arc<dyn Sender>);
     let engine = Engine::start(settings.engine(demo), stores, Arc::new(SystemClock), sender).await?;
-    let engine = Arc::new(engine);
     if let Some(console) = console.as_deref().filter(|_| demo) {
         demo::fill(&engine, console).await?;
     }
@@ -76,7 +78,7 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     };
     let app = Arc::new(App::new(engine.clone(), config, metrics));
     let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
-    first_screen(&settings, listener.local_addr()?, admin_address, &token_from, demo)?;
+    first_screen(&settings, &database, listener.local_addr()?, admin_address, &token_from, demo)?;
 
     let (stop, stopped) = watch::channel(false);
     let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
@@ -85,7 +87,6 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
         servers.push(tokio::spawn(serve(listener, app, Surface::Admin, settings.server(), told(&stopped))));
     }
 
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -149,6 +150,7 @@ fn start_metrics() -> anyhow::Result<PrometheusHandle> {
 
 fn first_screen(
     settings: &Settings,
+    database: &Database,
     listen: SocketAddr,
     admin: Option<SocketAddr>,
     token_from: &str,
@@ -158,7 +160,7 @@ fn first_screen(
     writeln!(out, "Stampede {}", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "  open      http://{listen}/")?;
     writeln!(out, "  tier      {}", settings.tier.as_str())?;
-    writeln!(out, "  database  {}", settings.database_url())?;
+    writeln!(out, "  database  {database}")?;
     match admin {
         Some(address) => writeln!(out, "  admin     http://{address}/admin/v1, {token_from}")?,
         None => writeln!(out, "  admin     http://{listen}/admin/v1, {token_from}")?,

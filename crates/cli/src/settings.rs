@@ -22,7 +22,7 @@ pub struct Flags {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// The ledger, such as sqlite:stampede.db [default: sqlite:DATA_DIR/stampede.db]
+    /// The ledger: sqlite:PATH, mysql://USER@HOST/NAME or postgres://USER@HOST/NAME [default: sqlite:DATA_DIR/stampede.db]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
@@ -200,15 +200,11 @@ impl Settings {
         Ok(())
     }
 
-    pub fn database_url(&self) -> String {
-        if self.database.is_empty() {
-            return format!("sqlite:{}", self.data_dir.join("stampede.db").display());
-        }
-        self.database.clone()
-    }
-
     pub fn database(&self) -> anyhow::Result<Database> {
-        Ok(Database::parse(&self.database_url())?)
+        if self.database.is_empty() {
+            return Ok(Database::Sqlite(self.data_dir.join("stampede.db")));
+        }
+        Ok(Database::parse(&self.database)?)
     }
 
     pub fn admin_listen(&self) -> anyhow::Result<Option<SocketAddr>> {
@@ -269,7 +265,7 @@ mod tests {
     fn the_defaults_are_whole() {
         let settings =
             Settings::load(&Flags { config: None, database: None, data_dir: None }, &ServeFlags::default()).unwrap();
-        assert_eq!(settings.database_url(), "sqlite:data/stampede.db");
+        assert_eq!(settings.database().unwrap().to_string(), "sqlite:data/stampede.db");
         assert_eq!(settings.admin_listen().unwrap(), None);
     }
 
@@ -281,7 +277,7 @@ mod tests {
         let settings = Settings::load(&flags, &serve).unwrap();
         assert_eq!(settings.listen.port(), 2);
         assert_eq!(settings.buy.max_batch, 7);
-        assert_eq!(settings.database_url(), "sqlite:elsewhere/stampede.db");
+        assert_eq!(settings.database().unwrap().to_string(), "sqlite:elsewhere/stampede.db");
     }
 
     #[test]

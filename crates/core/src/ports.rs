@@ -21,7 +21,10 @@ type Source = Box<dyn StdError + Send + Sync>;
 /// Why the ledger did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// Surely not done: it could not be reached, was busy, or rolled back. The same call may succeed later.
+    /// Surely not done: another transaction was in the way. The same call may succeed at once.
+    #[error("another transaction was in the way")]
+    Conflict(#[source] Source),
+    /// Surely not done: it could not be reached, or rolled back. The same call may succeed later.
     #[error("the ledger is not available")]
     Unavailable(#[source] Source),
     /// Perhaps done: a commit was not answered. Find out by doing it again with the same ids.
@@ -204,17 +207,30 @@ pub struct Session {
     pub expires_at: Timestamp,
 }
 
+/// What came of trying a login code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CodeTry {
+    /// The try is counted: compare with this.
+    Seal(Vec<u8>),
+    /// There is no code that could be tried.
+    NoCode,
+    /// Too many tries at this phone: not before this long.
+    Wait(Duration),
+}
+
 /// People, their login codes and their sessions.
 #[async_trait]
 pub trait Accounts: Send + Sync + fmt::Debug {
     /// The named secret; the first caller's `fresh` becomes it.
     async fn secret(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>>;
 
-    /// Keeps the seal of a login code, in place of an earlier one.
+    /// Keeps the seal of a login code, in place of an earlier one. The tries of the phone go on counting.
     async fn put_code(&self, phone: &Phone, seal: &[u8], expires_at: Timestamp) -> Result<()>;
 
     /// Counts one try at the phone's code, *then* tells its seal: so that no crowd of guesses compares more than `max_tries`.
-    async fn try_code(&self, phone: &Phone, max_tries: u32, now: Timestamp) -> Result<Option<Vec<u8>>>;
+    /// Tries count for the phone over all its codes, until a login or a day without one; the more there were, the longer the
+    /// next must wait.
+    async fn try_code(&self, phone: &Phone, max_tries: u32, now: Timestamp) -> Result<CodeTry>;
 
     /// Uses the code up and opens a session, for `newcomer` if the phone is new. `None` if the code is no longer there.
     async fn log_in(

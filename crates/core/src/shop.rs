@@ -31,6 +31,10 @@ impl VoucherKind {
             Self::FlashSale => "flash_sale",
         }
     }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Ordinary, Self::FlashSale].into_iter().find(|kind| kind.as_str() == text)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

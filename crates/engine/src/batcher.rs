@@ -27,6 +27,14 @@ pub trait Backend<Req>: Send + Sync + 'static {
     fn call(&self, batch: &[Req]) -> impl Future<Output = Vec<Self::Answer>> + Send;
 }
 
+impl<Req: Sync, B: Backend<Req>> Backend<Req> for Arc<B> {
+    type Answer = B::Answer;
+
+    fn call(&self, batch: &[Req]) -> impl Future<Output = Vec<B::Answer>> + Send {
+        B::call(self, batch)
+    }
+}
+
 /// What to do with a request whose caller has gone before it was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abandoned {

@@ -45,6 +45,8 @@ pub struct Commit {
     sale: SaleId,
     ledger: Arc<dyn Ledger>,
     gate: Arc<MemoryGate>,
+    /// Held while orders of the sale are recorded, or the sale is read anew: never both.
+    recording: tokio::sync::Mutex<()>,
     reloaded: Mutex<Option<Instant>>,
     batch_size: Histogram,
     batch_seconds: Histogram,
@@ -57,6 +59,7 @@ impl Commit {
             sale,
             ledger,
             gate,
+            recording: tokio::sync::Mutex::new(()),
             reloaded: Mutex::new(None),
             batch_size: histogram!("stampede_commit_batch_size"),
             batch_seconds: histogram!("stampede_commit_seconds"),
@@ -132,8 +135,14 @@ impl Commit {
         surprised
     }
 
-    /// The ledger knew better than the gate: another process sells here too. Reads the sale anew. In this task nothing of the
-    /// sale is being recorded meanwhile, as the gate asks for.
+    /// Reads the sale anew, at most so often.
+    pub async fn refresh(&self) {
+        let _held = self.recording.lock().await;
+        self.reload().await;
+    }
+
+    /// The ledger knew better than the gate: another process sells here too. Nothing of the sale is being recorded meanwhile, as
+    /// the gate asks for.
     async fn reload(&self) {
         let due = {
             let mut reloaded = self.reloaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,6 +169,7 @@ impl Backend<Pending> for Commit {
 
     async fn call(&self, batch: &[Pending]) -> Vec<Settled> {
         let started = Instant::now();
+        let _held = self.recording.lock().await;
         let mut settled = Vec::with_capacity(batch.len());
         for run in batch.chunk_by(|a, b| a.epoch == b.epoch) {
             let orders: Vec<Admitted> = run.iter().map(|pending| pending.admitted).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use stampede_core::ids::{IdMaker as _, NotAnId, Snowflake};
 use stampede_core::ports::LedgerError;
-use stampede_core::{Clock, Code, SaleId, UserId};
+use stampede_core::{Clock, Code, Refusal, Sale, SaleId, Timestamp, UserId};
 use stampede_gate::MemoryGate;
 use stampede_ledger::Stores;
 use tokio::sync::Notify;
@@ -32,6 +32,13 @@ pub enum StartError {
     Key(usize),
 }
 
+/// How long after its end a sale's marks stay in memory.
+const KEPT_AFTER_END: Duration = Duration::from_secs(24 * 3600);
+
+fn is_long_over(sale: &Sale, now: Timestamp) -> bool {
+    sale.window.end.plus(KEPT_AFTER_END) <= now
+}
+
 /// A tier, ready to sell.
 #[derive(Debug)]
 pub struct Engine {
@@ -41,7 +48,7 @@ pub struct Engine {
     pub(crate) shelf: Shelf,
     pub(crate) people: People,
     pub(crate) owed: Arc<Notify>,
-    solo: Solo,
+    pub(crate) solo: Solo,
     ids: Arc<Snowflake>,
     holder: String,
     workers: Mutex<JoinSet<()>>,
@@ -54,7 +61,7 @@ impl Engine {
         stores: Stores,
         clock: Arc<dyn Clock>,
         sender: Option<Arc<dyn Sender>>,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Arc<Self>, StartError> {
         let holder = format!("{:032x}", rand::rng().random::<u128>());
         let ledger = stores.ledger.clone();
         let lease = workers::lease::first(ledger.as_ref(), &holder).await?;
@@ -63,10 +70,12 @@ impl Engine {
         let (gate, shelf) = (Arc::new(MemoryGate::new()), Shelf::default());
         for sale in ledger.sales().await? {
             // Read again together with its orders, so that both are of one moment.
-            if let Some(loaded) = ledger.load(sale.id).await? {
-                shelf.put(loaded.sale.clone());
+            if !is_long_over(&sale, clock.now())
+                && let Some(loaded) = ledger.load(sale.id).await?
+            {
                 gate.open(loaded);
             }
+            shelf.put(sale);
         }
         // The gate was just built from live orders: it owes nothing any more.
         workers::owed::settle(ledger.as_ref(), &gate).await?;
@@ -83,7 +92,15 @@ impl Engine {
 
         let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
         let workers = Mutex::new(workers);
-        Ok(Self { stores, clock, gate, shelf, people, owed, solo, ids, holder, workers })
+        let engine = Arc::new(Self { stores, clock, gate, shelf, people, owed, solo, ids, holder, workers });
+        let watch = workers::watch::keep(Arc::downgrade(&engine));
+        engine.workers.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
+        Ok(engine)
+    }
+
+    /// So long over that its marks are no longer kept in memory.
+    pub(crate) fn is_long_over(&self, sale: &Sale) -> bool {
+        is_long_over(sale, self.clock.now())
     }
 
     pub fn clock(&self) -> &dyn Clock {
@@ -92,7 +109,18 @@ impl Engine {
 
     /// One for this user, or the one he has.
     pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
-        self.solo.buy(sale, user).await
+        match self.solo.buy(sale, user).await {
+            // Not at the gate, but on the shelf: long over. Who has an order of it still gets it back.
+            Err(Error::Refused(Refusal::NoSuchSale))
+                if self.sale(sale).is_ok_and(|view| self.is_long_over(&view.sale)) =>
+            {
+                match self.stores.ledger.live_order(sale, user).await? {
+                    Some(order) => Ok(Bought { order, already: true }),
+                    None => Err(Error::Refused(Refusal::Ended)),
+                }
+            }
+            bought => bought,
+        }
     }
 
     /// How many admitted orders wait for the ledger.

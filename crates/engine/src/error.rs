@@ -42,7 +42,7 @@ impl Error {
             Self::Limited { .. } => Code::TooManyRequests,
             Self::Busy => Code::Busy,
             Self::OutcomeUnknown | Self::Ledger(LedgerError::Unknown(_)) => Code::OutcomeUnknown,
-            Self::Ledger(LedgerError::Unavailable(_)) | Self::Sender(_) => Code::Unavailable,
+            Self::Ledger(LedgerError::Conflict(_) | LedgerError::Unavailable(_)) | Self::Sender(_) => Code::Unavailable,
             Self::Ledger(LedgerError::Poison(_)) => Code::Internal,
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rand::RngExt as _;
-use stampede_core::ports::{Accounts, Session, SessionId};
+use stampede_core::ports::{Accounts, CodeTry, Session, SessionId};
 use stampede_core::{Clock, Code, Phone, Timestamp, User, UserId};
 use stampede_limit::{Limit, SlidingWindow};
 use subtle::ConstantTimeEq as _;
@@ -139,8 +139,11 @@ impl Engine {
         let now = people.clock.now();
         let seal = people.sealer.code(phone.as_str(), code);
         // The try is counted before anything is compared.
-        let kept = people.accounts.try_code(&phone, people.config.code_tries, now).await?;
-        let right = kept.is_some_and(|kept| bool::from(kept.ct_eq(&seal)));
+        let right = match people.accounts.try_code(&phone, people.config.code_tries, now).await? {
+            CodeTry::Seal(kept) => bool::from(kept.ct_eq(&seal)),
+            CodeTry::NoCode => false,
+            CodeTry::Wait(wait) => return Err(Error::Limited { wait }),
+        };
         if !right {
             return Err(Error::Plain(Code::WrongCode));
         }

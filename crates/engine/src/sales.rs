@@ -1,6 +1,7 @@
 //! Sales as visitors see them, and as an operator edits them. Up goes ledger first, then the gate.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use stampede_core::ports::{Created, Edited, SaleDraft};
@@ -21,6 +22,9 @@ pub struct SaleView {
     pub remaining: u32,
 }
 
+/// How many sales one look goes through.
+const MAX_LOOK: usize = 1000;
+
 /// The sales there are, in memory: a crowd that looks does not reach the ledger.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
@@ -40,13 +44,11 @@ impl Shelf {
         self.sales.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
     }
 
-    /// Newest first, those below `before`.
+    /// Newest first, those below `before`; at most so many that a look at them is short.
     fn newest(&self, before: Option<SaleId>) -> Vec<Arc<Sale>> {
         let sales = self.sales.read().unwrap_or_else(PoisonError::into_inner);
-        match before {
-            Some(before) => sales.range(..before).rev().map(|(_, sale)| sale.clone()).collect(),
-            None => sales.values().rev().cloned().collect(),
-        }
+        let below = (Bound::Unbounded, before.map_or(Bound::Unbounded, Bound::Excluded));
+        sales.range(below).rev().take(MAX_LOOK).map(|(_, sale)| sale.clone()).collect()
     }
 }
 
@@ -114,7 +116,9 @@ impl Engine {
         }
         let loaded = self.stores.ledger.load(id).await?.ok_or(Error::Plain(Code::Internal))?;
         self.shelf.put(loaded.sale.clone());
-        self.gate.open(loaded);
+        if !self.is_long_over(&loaded.sale) {
+            self.gate.open(loaded);
+        }
         self.any_sale(id)
     }
 

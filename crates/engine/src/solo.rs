@@ -49,8 +49,15 @@ pub struct Solo {
     ids: Arc<dyn IdMaker>,
     guards: Keyed<(UserId, SaleId)>,
     places: Arc<Semaphore>,
-    /// A batch per sale that has sold something; `None` once closed.
-    commits: RwLock<Option<HashMap<SaleId, Batcher<Pending, Settled>>>>,
+    /// A desk per sale that has sold something; `None` once closed.
+    desks: RwLock<Option<HashMap<SaleId, Desk>>>,
+}
+
+/// Where the orders of one sale are settled.
+#[derive(Debug)]
+struct Desk {
+    commit: Arc<Commit>,
+    batch: Batcher<Pending, Settled>,
 }
 
 /// What a try came to.
@@ -69,8 +76,8 @@ impl Solo {
         ids: Arc<dyn IdMaker>,
     ) -> Self {
         let places = Arc::new(Semaphore::new(config.queue_total));
-        let commits = RwLock::new(Some(HashMap::new()));
-        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, commits }
+        let desks = RwLock::new(Some(HashMap::new()));
+        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, desks }
     }
 
     /// One for this user, or the one he has.
@@ -147,12 +154,13 @@ impl Solo {
             }
             Settled::Ledger(Recorded::Refused { .. }) => Err(Error::Busy),
             Settled::Ledger(Recorded::Dead | Recorded::IdCollision) => Ok(Tried::Again),
-            Settled::Quarantined => Err(Error::Plain(Code::Unavailable)),
+            Settled::Quarantined => Err(Error::OutcomeUnknown),
         }
     }
 
     async fn look_up(&self, id: OrderId, user: UserId, already: bool) -> Result<Tried, Error> {
-        match self.ledger.order(id).await? {
+        // The order is in the ledger: failing to read it says nothing else.
+        match self.ledger.order(id).await.map_err(|_| Error::OutcomeUnknown)? {
             Some(order) if order.user == user && order.status.is_live() => Ok(Tried::Bought(Bought { order, already })),
             _ => Ok(Tried::Again),
         }
@@ -162,33 +170,55 @@ impl Solo {
     fn submit(&self, sale: SaleId, user: UserId, order: OrderId, pass: Pass) -> Result<Ticket<Settled>, Error> {
         let admitted = Admitted { order, user, seq: pass.seq, at: pass.at };
         let pending = Pending { epoch: pass.epoch, admitted };
-        if let Some(commits) = &*self.commits.read().unwrap_or_else(PoisonError::into_inner)
-            && let Some(batcher) = commits.get(&sale)
+        self.at_desk(sale, |desk| desk.batch.submit(pending))?.map_err(Error::from)
+    }
+
+    /// Does something at the sale's desk, which is set up if need be. Busy once closed.
+    fn at_desk<T>(&self, sale: SaleId, act: impl FnOnce(&Desk) -> T) -> Result<T, Error> {
+        if let Some(desks) = &*self.desks.read().unwrap_or_else(PoisonError::into_inner)
+            && let Some(desk) = desks.get(&sale)
         {
-            return Ok(batcher.submit(pending)?);
+            return Ok(act(desk));
         }
-        let mut commits = self.commits.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(commits) = &mut *commits else { return Err(Error::Busy) };
-        let batcher = commits.entry(sale).or_insert_with(|| {
-            let commit = Commit::new(sale, self.ledger.clone(), self.gate.clone());
+        let mut desks = self.desks.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(desks) = &mut *desks else { return Err(Error::Busy) };
+        let desk = desks.entry(sale).or_insert_with(|| {
+            let commit = Arc::new(Commit::new(sale, self.ledger.clone(), self.gate.clone()));
             let SoloConfig { max_batch, queue_per_sale: queue, .. } = self.config;
             let options = Options { max_batch, queue, in_flight: 1, abandoned: Abandoned::Keep };
-            Batcher::new(commit, options, self.places.clone())
+            let batch = Batcher::new(commit.clone(), options, self.places.clone());
+            Desk { commit, batch }
         });
-        Ok(batcher.submit(pending)?)
+        Ok(act(desk))
+    }
+
+    /// Reads the sale anew from the ledger.
+    pub async fn refresh(&self, sale: SaleId) {
+        // Closed: nothing is sold any more, so nothing needs to be right.
+        let Ok(commit) = self.at_desk(sale, |desk| desk.commit.clone()) else { return };
+        commit.refresh().await;
+    }
+
+    /// Puts the desk of a sale away that is long over.
+    pub async fn retire(&self, sale: SaleId) {
+        let desk =
+            self.desks.write().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|desks| desks.remove(&sale));
+        if let Some(desk) = desk {
+            desk.batch.close().await;
+        }
     }
 
     /// How many orders wait for the ledger, over all sales.
     pub fn waiting(&self) -> usize {
-        let commits = self.commits.read().unwrap_or_else(PoisonError::into_inner);
-        commits.iter().flat_map(HashMap::values).map(Batcher::waiting).sum()
+        let desks = self.desks.read().unwrap_or_else(PoisonError::into_inner);
+        desks.iter().flat_map(HashMap::values).map(|desk| desk.batch.waiting()).sum()
     }
 
     /// Takes no more orders, and returns when everything that was admitted is settled.
     pub async fn close(&self) {
-        let commits = self.commits.write().unwrap_or_else(PoisonError::into_inner).take();
-        for batcher in commits.into_iter().flat_map(HashMap::into_values) {
-            batcher.close().await;
+        let desks = self.desks.write().unwrap_or_else(PoisonError::into_inner).take();
+        for desk in desks.into_iter().flat_map(HashMap::into_values) {
+            desk.batch.close().await;
         }
     }
 }

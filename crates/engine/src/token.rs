@@ -59,7 +59,7 @@ impl Sealer {
         genuine.then_some((SessionId(session), user))
     }
 
-    /// What is kept of a login code: bound to its phone, and useless to who reads the ledger.
+    /// What is kept of a login code: bound to its phone, and useless without the key.
     pub(crate) fn code(&self, phone: &str, code: &str) -> [u8; 32] {
         self.mac(b'c', &[phone.as_bytes(), code.as_bytes()])
     }

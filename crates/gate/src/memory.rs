@@ -21,11 +21,13 @@ struct State {
     window: Window,
     price: Money,
     cap: u32,
-    /// The highest time seen: a clock that goes back does not re-open what has ended.
+    /// The time of the latest admission: admissions never go back in time, whatever the clock does.
     high_water: Timestamp,
     seq: i64,
     /// Rises with every release, so that a reload can tell that what it read is out of date.
     generation: u64,
+    /// How many of the marks are settled.
+    settled: u32,
     marks: HashMap<UserId, Mark>,
 }
 
@@ -55,6 +57,8 @@ pub struct Snapshot {
     pub window: Window,
     pub cap: u32,
     pub marks: u32,
+    /// Marks whose orders the ledger has.
+    pub settled: u32,
 }
 
 impl Snapshot {
@@ -75,8 +79,8 @@ impl State {
     }
 
     fn admit(&mut self, user: UserId, order: OrderId, now: Timestamp) -> Admission {
-        self.high_water = self.high_water.max(now);
-        let (full, shut) = (self.marks() >= self.cap, closed(self.status, self.window, self.high_water));
+        let now = self.high_water.max(now);
+        let (full, shut) = (self.marks() >= self.cap, closed(self.status, self.window, now));
         match self.marks.entry(user) {
             // Who has one gets it back whatever the hour; a draft alone is as if it were not there.
             Entry::Occupied(mark) if shut != Some(Refusal::NoSuchSale) => {
@@ -86,6 +90,7 @@ impl State {
             Entry::Vacant(free) if shut.is_none() && !full => {
                 free.insert(Mark { order, settled: false });
                 self.seq += 1;
+                self.high_water = now;
                 Admission::Admitted(order)
             }
             _ => Admission::Refused(shut.unwrap_or(Refusal::SoldOut)),
@@ -110,7 +115,7 @@ impl MemoryGate {
     pub fn admit(&self, sale: SaleId, user: UserId, order: OrderId, now: Timestamp) -> Option<Pass> {
         self.with(sale, |state| {
             let admission = state.admit(user, order, now);
-            Pass { admission, epoch: state.epoch, seq: state.seq, price: state.price, at: state.high_water }
+            Pass { admission, epoch: state.epoch, seq: state.seq, price: state.price, at: state.high_water.max(now) }
         })
     }
 
@@ -121,10 +126,11 @@ impl MemoryGate {
             if mark.get().order != order {
                 return false;
             }
-            match keep {
-                Some(order) => _ = mark.insert(Mark { order, settled: true }),
-                None => _ = mark.remove(),
-            }
+            let was = match keep {
+                Some(order) => mark.insert(Mark { order, settled: true }),
+                None => mark.remove(),
+            };
+            state.settled = state.settled + u32::from(keep.is_some()) - u32::from(was.settled);
             state.generation += 1;
             true
         });
@@ -135,8 +141,9 @@ impl MemoryGate {
     pub fn settle(&self, sale: SaleId, orders: impl IntoIterator<Item = (UserId, OrderId)>) {
         self.with(sale, |state| {
             for (user, order) in orders {
-                if let Some(mark) = state.marks.get_mut(&user).filter(|mark| mark.order == order) {
+                if let Some(mark) = state.marks.get_mut(&user).filter(|mark| mark.order == order && !mark.settled) {
                     mark.settled = true;
+                    state.settled += 1;
                 }
             }
         });
@@ -155,7 +162,7 @@ impl MemoryGate {
         })
     }
 
-    /// Puts the sale in place as the ledger knows it.
+    /// Puts the sale in place as the ledger knows it, unless it is there already: what is there is newer.
     pub fn open(&self, loaded: Loaded) {
         let Loaded { sale, marks } = loaded;
         let marks: HashMap<_, _> =
@@ -170,9 +177,11 @@ impl MemoryGate {
             high_water: Timestamp::from_ms(0),
             seq: 0,
             generation: 0,
+            settled: u32::try_from(marks.len()).unwrap_or(u32::MAX),
             marks,
         };
-        self.sales.write().unwrap_or_else(PoisonError::into_inner).insert(sale.id, Arc::new(Mutex::new(state)));
+        let mut sales = self.sales.write().unwrap_or_else(PoisonError::into_inner);
+        sales.entry(sale.id).or_insert_with(|| Arc::new(Mutex::new(state)));
     }
 
     /// To be taken before the ledger is read for a [`MemoryGate::reload`].
@@ -191,11 +200,16 @@ impl MemoryGate {
             }
             state.marks.retain(|_, mark| !mark.settled);
             state.marks.extend(marks.into_iter().map(|(user, order)| (user, Mark { order, settled: true })));
+            state.settled = u32::try_from(state.marks.values().filter(|mark| mark.settled).count()).unwrap_or(u32::MAX);
             state.epoch = sale.epoch;
-            state.ver = sale.ver;
-            state.status = sale.status;
-            state.window = sale.window;
-            state.cap = sale.cap.max(state.marks());
+            // An edit may have come since the read.
+            if sale.ver >= state.ver {
+                state.ver = sale.ver;
+                state.status = sale.status;
+                state.window = sale.window;
+                state.cap = sale.cap;
+            }
+            state.cap = state.cap.max(state.marks());
             true
         });
         reloaded.unwrap_or(false)
@@ -209,7 +223,13 @@ impl MemoryGate {
             window: state.window,
             cap: state.cap,
             marks: state.marks(),
+            settled: state.settled,
         })
+    }
+
+    /// Forgets the sale.
+    pub fn remove(&self, sale: SaleId) -> bool {
+        self.sales.write().unwrap_or_else(PoisonError::into_inner).remove(&sale).is_some()
     }
 
     /// Every mark of the sale.

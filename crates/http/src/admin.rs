@@ -10,7 +10,7 @@ use stampede_core::{NewSale, NewShop, NewVoucher, SaleId, SaleStatus, ShopId, Sh
 use stampede_engine::SaleView;
 
 use crate::app::App;
-use crate::extract::{Admin, Id, Json, Params};
+use crate::extract::{Admin, Id, Json, Params, to_the_end};
 use crate::problem::Problem;
 use crate::sales::{SaleAnswer, page_size};
 
@@ -33,7 +33,7 @@ pub(crate) async fn create_shop(
     _: Admin,
     Json(new): Json<NewShop>,
 ) -> Result<Created<ShopAnswer>, Problem> {
-    let shop = app.engine.create_shop(new).await?;
+    let shop = to_the_end(async move { app.engine.create_shop(new).await }).await?;
     Ok(created(ShopAnswer { id: shop.id, type_id: shop.type_id, name: shop.name, address: shop.address }))
 }
 
@@ -54,7 +54,7 @@ pub(crate) async fn create_voucher(
     _: Admin,
     Json(new): Json<NewVoucher>,
 ) -> Result<Created<VoucherAnswer>, Problem> {
-    let voucher = app.engine.create_voucher(new).await?;
+    let voucher = to_the_end(async move { app.engine.create_voucher(new).await }).await?;
     Ok(created(VoucherAnswer {
         id: voucher.id,
         shop_id: voucher.shop,
@@ -87,7 +87,8 @@ pub(crate) async fn create_sale(
     _: Admin,
     Json(new): Json<NewSale>,
 ) -> Result<Created<AdminSaleAnswer>, Problem> {
-    Ok(created(AdminSaleAnswer::new(&app.engine.create_sale(new).await?)))
+    let view = to_the_end(async move { app.engine.create_sale(new).await }).await?;
+    Ok(created(AdminSaleAnswer::new(&view)))
 }
 
 #[derive(Deserialize)]
@@ -119,8 +120,9 @@ pub(crate) async fn one_sale(
     Ok(Answer(AdminSaleAnswer::new(&app.engine.any_sale(id)?)))
 }
 
-async fn set_status(app: &App, id: SaleId, status: SaleStatus) -> Result<Answer<AdminSaleAnswer>, Problem> {
-    Ok(Answer(AdminSaleAnswer::new(&app.engine.set_sale_status(id, status).await?)))
+async fn set_status(app: Arc<App>, id: SaleId, status: SaleStatus) -> Result<Answer<AdminSaleAnswer>, Problem> {
+    let view = to_the_end(async move { app.engine.set_sale_status(id, status).await }).await?;
+    Ok(Answer(AdminSaleAnswer::new(&view)))
 }
 
 pub(crate) async fn pause(
@@ -128,7 +130,7 @@ pub(crate) async fn pause(
     _: Admin,
     Id(id): Id<SaleId>,
 ) -> Result<Answer<AdminSaleAnswer>, Problem> {
-    set_status(&app, id, SaleStatus::Paused).await
+    set_status(app, id, SaleStatus::Paused).await
 }
 
 /// Also publishes a draft.
@@ -137,7 +139,7 @@ pub(crate) async fn resume(
     _: Admin,
     Id(id): Id<SaleId>,
 ) -> Result<Answer<AdminSaleAnswer>, Problem> {
-    set_status(&app, id, SaleStatus::OnSale).await
+    set_status(app, id, SaleStatus::OnSale).await
 }
 
 pub(crate) async fn end(
@@ -145,7 +147,7 @@ pub(crate) async fn end(
     _: Admin,
     Id(id): Id<SaleId>,
 ) -> Result<Answer<AdminSaleAnswer>, Problem> {
-    set_status(&app, id, SaleStatus::Ended).await
+    set_status(app, id, SaleStatus::Ended).await
 }
 
 #[derive(Deserialize)]
@@ -166,6 +168,6 @@ pub(crate) async fn top_up(
     if !good {
         return Err(Problem::invalid("request_id", "must have 1 to 64 visible ASCII characters"));
     }
-    let view = app.engine.top_up(id, top_up.add, &top_up.request_id).await?;
+    let view = to_the_end(async move { app.engine.top_up(id, top_up.add, &top_up.request_id).await }).await?;
     Ok(Answer(AdminSaleAnswer::new(&view)))
 }

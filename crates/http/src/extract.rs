@@ -11,6 +11,7 @@ use axum::http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use stampede_core::{Code, UserId};
+use stampede_engine::Error;
 
 use crate::app::App;
 use crate::problem::Problem;
@@ -110,6 +111,19 @@ impl FromRequestParts<Arc<App>> for Admin {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let admitted = bearer(parts).is_some_and(|token| app.config.admin_token.is(token));
         if admitted { Ok(Self) } else { Err(Problem::new(Code::Unauthorized)) }
+    }
+}
+
+/// Carries the work out even if its caller goes away: what has begun in the ledger must reach the gate too.
+pub(crate) async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::spawn(work).await {
+        Ok(done) => Ok(done?),
+        Err(error) => {
+            tracing::error!(%error, "a request panicked");
+            Err(Problem::new(Code::Internal))
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Login by code, and the session.
 
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 use axum::Json as Answer;
@@ -10,7 +11,7 @@ use stampede_core::{Phone, Timestamp, UserId};
 use stampede_engine::Error;
 
 use crate::app::App;
-use crate::extract::{Buyer, Json, Peer, Token};
+use crate::extract::{Buyer, Json, Peer, Token, to_the_end};
 use crate::problem::Problem;
 
 #[derive(Deserialize)]
@@ -31,7 +32,15 @@ fn parse_phone(text: &str) -> Result<Phone, Problem> {
 }
 
 fn check_address(app: &App, peer: Peer) -> Result<(), Problem> {
-    Ok(app.logins_per_ip.check(peer.0.ip()).map_err(|wait| Error::Limited { wait })?)
+    Ok(app.logins_per_ip.check(network(peer.0.ip())).map_err(|wait| Error::Limited { wait })?)
+}
+
+/// Who has one IPv6 address has a whole /64 of them: that is what counts as one.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 pub(crate) async fn send_code(
@@ -83,7 +92,7 @@ pub(crate) async fn log_in(
 }
 
 pub(crate) async fn log_out(State(app): State<Arc<App>>, _: Buyer, token: Token) -> Result<StatusCode, Problem> {
-    app.engine.log_out(&token.0).await?;
+    to_the_end(async move { app.engine.log_out(&token.0).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

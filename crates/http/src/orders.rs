@@ -14,7 +14,7 @@ use stampede_core::{Code, Order, OrderId, OrderStatus, SaleId, Timestamp};
 use stampede_engine::{Bought, Error};
 
 use crate::app::App;
-use crate::extract::{Buyer, Id, Params};
+use crate::extract::{Buyer, Id, Params, to_the_end};
 use crate::problem::Problem;
 use crate::sales::page_size;
 
@@ -150,5 +150,6 @@ pub(crate) async fn cancel(
     Buyer(user): Buyer,
     Id(id): Id<OrderId>,
 ) -> Result<Answer<OrderAnswer>, Problem> {
-    Ok(Answer(OrderAnswer::new(&app.engine.cancel(id, user).await?, None)))
+    let order = to_the_end(async move { app.engine.cancel(id, user).await }).await?;
+    Ok(Answer(OrderAnswer::new(&order, None)))
 }

@@ -17,6 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use stampede_core::Code;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service as _;
@@ -40,7 +41,11 @@ pub struct ServerConfig {
 const MAX_HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 64;
 
-/// What a connection hears that is one too many: sent at once, without a task, before the socket closes.
+/// How many connections may be told at once that they are too many; more are closed without a word.
+const MAX_REFUSALS: usize = 256;
+const REFUSE_WITHIN: Duration = Duration::from_secs(1);
+
+/// What a connection hears that is one too many.
 static FULL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let body = "{\"type\":\"urn:stampede:busy\",\"title\":\"Too many connections; please try again\",\
                 \"status\":503,\"code\":\"busy\"}";
@@ -59,6 +64,7 @@ pub async fn serve(
 ) {
     let router = app.clone().routes(surface);
     let places = Arc::new(Semaphore::new(config.max_connections));
+    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
     loop {
@@ -76,7 +82,7 @@ pub async fn serve(
         };
         match places.clone().try_acquire_owned() {
             Ok(place) => serve_connection(stream, peer, router.clone(), config, &graceful, place),
-            Err(_) => refuse(&stream),
+            Err(_) => refuse(stream, &refusals),
         }
     }
     drop(listener);
@@ -86,10 +92,20 @@ pub async fn serve(
     }
 }
 
-fn refuse(stream: &TcpStream) {
+fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>) {
     metrics::counter!("stampede_connections_refused_total").increment(1);
-    // A fresh socket has room for these few bytes; if not, closing it says enough.
-    let _ = stream.try_write(&FULL);
+    let Ok(place) = refusals.clone().try_acquire_owned() else { return };
+    let telling = async move {
+        stream.write_all(&FULL).await?;
+        stream.shutdown().await?;
+        // What was sent is read away: closing with it unread would reset the connection, and the answer with it.
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    tokio::spawn(async move {
+        // Whether it was heard or not, the connection is over.
+        let _ = tokio::time::timeout(REFUSE_WITHIN, telling).await;
+        drop(place);
+    });
 }
 
 fn serve_connection(

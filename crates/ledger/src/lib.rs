@@ -1,18 +1,26 @@
 //! The truth, in SQL. A gate that forgot everything can at worst annoy; what is in here is what was sold.
 //!
 //! - [`open`]: the ledger behind a URL, migrated and ready
-//! - `settle`: what becomes of each order of a batch, decided in Rust once for all databases
-//! - `sqlite`: the embedded one, with its migrations and its longer SQL beside it
+//! - `store`: what a ledger does, written once
+//! - `db`: one way to talk to three databases; `errors`: what their failures mean
+//! - `sqlite`, `mysql`, `postgres`: opening each, its promise of durability, its migrations
 
-mod settle;
+mod db;
+mod errors;
+mod mysql;
+mod postgres;
 mod sqlite;
+mod store;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use stampede_core::ports::{Accounts, Catalogue, Ledger, LedgerError};
+use sqlx::SqlSafeStr as _;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use stampede_core::ports::{Accounts, Catalogue, Ledger};
 
-pub use sqlite::Sqlite;
+use crate::store::Store;
 
 /// The ports of one database.
 #[derive(Debug, Clone)]
@@ -24,7 +32,7 @@ pub struct Stores {
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot tell the database from {0:?}: expected sqlite:PATH")]
+    #[error("cannot tell the database from {0:?}: expected sqlite:PATH, mysql://… or postgres://…")]
     Url(String),
     #[error("cannot open the database")]
     Open(#[source] sqlx::Error),
@@ -34,44 +42,71 @@ pub enum OpenError {
     NotDurable(String),
 }
 
-/// Which database a URL names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which database a URL names. Shown without its password.
+#[derive(Clone, PartialEq, Eq)]
 pub enum Database {
     Sqlite(PathBuf),
+    MySql(String),
+    Postgres(String),
 }
 
 impl Database {
     pub fn parse(url: &str) -> Result<Self, OpenError> {
-        let path = url.strip_prefix("sqlite:").map(|rest| rest.strip_prefix("//").unwrap_or(rest));
-        match path {
-            Some(path) if !path.is_empty() && !path.contains('?') && path != ":memory:" => {
-                Ok(Self::Sqlite(PathBuf::from(path)))
+        let unknown = || OpenError::Url(without_password(url));
+        match url.split_once(':') {
+            Some(("sqlite", rest)) => {
+                let path = rest.strip_prefix("//").unwrap_or(rest);
+                let file = !path.is_empty() && !path.contains('?') && path != ":memory:";
+                if file { Ok(Self::Sqlite(PathBuf::from(path))) } else { Err(unknown()) }
             }
-            _ => Err(OpenError::Url(url.to_owned())),
+            Some(("mysql" | "mariadb", rest)) if rest.starts_with("//") => Ok(Self::MySql(format!("mysql:{rest}"))),
+            Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => Ok(Self::Postgres(url.to_owned())),
+            _ => Err(unknown()),
         }
+    }
+}
+
+/// `scheme://user:***@host/…`
+fn without_password(url: &str) -> String {
+    let hidden = || {
+        let (scheme, rest) = url.split_once("://")?;
+        let (login, host) = rest.rsplit_once('@')?;
+        let (user, _) = login.split_once(':')?;
+        Some(format!("{scheme}://{user}:***@{host}"))
+    };
+    hidden().unwrap_or_else(|| url.to_owned())
+}
+
+impl fmt::Display for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+            Self::MySql(url) | Self::Postgres(url) => f.write_str(&without_password(url)),
+        }
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
 /// Opens the database, brings its tables up to date, and checks that what it commits is durable.
 pub async fn open(database: &Database) -> Result<Stores, OpenError> {
-    let Database::Sqlite(path) = database;
-    let store = Arc::new(Sqlite::open(path).await?);
+    let pool = match database {
+        Database::Sqlite(path) => sqlite::open(path).await?,
+        Database::MySql(url) => mysql::open(url).await?,
+        Database::Postgres(url) => postgres::open(url).await?,
+    };
+    let store = Arc::new(Store::new(pool));
     Ok(Stores { ledger: store.clone(), catalogue: store.clone(), accounts: store })
 }
 
-/// A failed statement was surely not done; whether it is worth trying again depends on why.
-fn failed(error: sqlx::Error) -> LedgerError {
-    use sqlx::Error as E;
-    match &error {
-        E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => {
-            LedgerError::Unavailable(error.into())
-        }
-        E::Database(inner) if sqlite::passes(inner.code().as_deref()) => LedgerError::Unavailable(error.into()),
-        _ => LedgerError::Poison(error.into()),
-    }
-}
-
-/// A failed COMMIT may have been carried out.
-fn unanswered(error: sqlx::Error) -> LedgerError {
-    LedgerError::Unknown(error.into())
+/// Migrations in their order; each is headed by what it serves.
+fn migrator(migrations: &[(&'static str, &'static str)]) -> Migrator {
+    let numbered = (1..).zip(migrations).map(|(version, (name, sql))| {
+        Migration::new(version, (*name).into(), MigrationType::Simple, sql.into_sql_str(), false)
+    });
+    Migrator::with_migrations(numbered.collect())
 }

@@ -1,16 +1,25 @@
-//! For tests: processes that die with the test, and a client that speaks plain HTTP/1.1. Knows nothing of Stampede.
+//! For tests: private throw-away servers, processes that die with the test, a proxy that breaks connections, a plain HTTP
+//! client. Knows nothing of Stampede.
 //!
 //! - [`process`]: a child process that is killed by its pid, also when the test process dies
+//! - [`mariadb`], [`postgres`]: servers on free ports with data of their own
+//! - [`proxy`]: a TCP proxy that can cut, delay, stop reading and drop
 //! - [`http`]: one keep-alive connection
 //! - [`seed`]: a number to replay a failure by
 //! - [`soak`]: how much
 
 pub mod http;
+pub mod mariadb;
+pub mod postgres;
 pub mod process;
+pub mod proxy;
 pub mod seed;
+mod server;
 pub mod soak;
 
 pub use http::{Client, Reply};
 pub use process::Process;
+pub use proxy::Proxy;
 pub use seed::Dice;
+pub use server::Server;
 pub use soak::count;

@@ -5,10 +5,22 @@
 
 use std::io::{BufRead as _, BufReader, Error, Result};
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// `$0` is the child's pid, `$1` a folder to remove or nothing. The child's own children may need a moment to notice.
+const GUARD: &str = r#"
+    read -r _
+    kill -9 "$0" 2>/dev/null
+    [ -n "$1" ] || exit 0
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        rm -rf "$1" 2>/dev/null && exit 0
+        sleep 0.3
+    done
+"#;
 
 #[derive(Debug)]
 pub struct Process {
@@ -20,10 +32,17 @@ pub struct Process {
 
 impl Process {
     /// Starts the command. Its standard output is read line by line; its standard error goes where the test's goes.
-    pub fn start(mut command: Command) -> Result<Self> {
+    pub fn start(command: Command) -> Result<Self> {
+        Self::start_in(command, None)
+    }
+
+    /// The same; and if the test process dies, this folder goes too.
+    pub fn start_in(mut command: Command, folder: Option<&Path>) -> Result<Self> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let guard = Command::new("sh")
-            .args(["-c", "read -r _; kill -9 \"$0\" 2>/dev/null", &child.id().to_string()])
+            .args(["-c", GUARD])
+            .arg(child.id().to_string())
+            .arg(folder.unwrap_or(Path::new("")))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -103,7 +122,7 @@ impl Process {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a process cannot be waited for with a deadline but by looking again")]
-fn pause() {
+pub(crate) fn pause() {
     std::thread::sleep(Duration::from_millis(2));
 }
 

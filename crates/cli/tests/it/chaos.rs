@@ -7,6 +7,7 @@ use stampede_core::failpoint;
 use stampede_testkit::Dice;
 
 use crate::crash::{Fault, rounds};
+use crate::shop::Kind;
 
 fn any_fault(dice: &mut Dice) -> Fault {
     match dice.within(0..6) {
@@ -23,7 +24,8 @@ async fn any_fault_any_time() {
     let mut seed = number("CHAOS_SEED").unwrap_or(now.as_nanos() as u64 % 1_000_000);
     let mut all = 0;
     loop {
-        all += rounds(seed, [any_fault as fn(&mut Dice) -> Fault; 2]).await.1;
+        let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
+        all += rounds(kind, seed, [any_fault as fn(&mut Dice) -> Fault; 2]).await.1;
         if Instant::now() >= until {
             break;
         }

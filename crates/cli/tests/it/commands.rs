@@ -8,7 +8,7 @@ use std::time::Duration;
 use stampede_testkit::{Client, Process};
 
 use crate::history::{Heard, History};
-use crate::shop::{Shop, command, folder, ledger};
+use crate::shop::{Place, Shop, command, folder, ledger};
 
 fn stampede(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stampede")).args(arguments).output().unwrap()
@@ -65,7 +65,7 @@ fn migrate_makes_the_tables_and_serve_finds_them() {
         assert!(output.status.success() && told.contains("up to date"), "{told}");
     }
     assert!(dir.join("stampede.db").exists());
-    assert!(Shop::open(&dir).stop().success());
+    assert!(Shop::open(&Place::at(&dir)).stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -74,7 +74,7 @@ async fn the_admin_token_is_made_once_and_kept_to_its_owner() {
     let dir = folder.path().join("data");
     let mut tokens = Vec::new();
     for _ in 0..2 {
-        let mut command = command(&dir);
+        let mut command = command(&Place::at(&dir));
         command.env_remove("STAMPEDE_ADMIN_TOKEN");
         let shop = Shop::run(command);
         let path = dir.join("admin-token");
@@ -92,7 +92,7 @@ async fn the_admin_token_is_made_once_and_kept_to_its_owner() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_server_per_data_folder_and_per_port() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let told = fails(&["serve", "--data-dir", folder.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
     assert!(told.contains("another stampede"), "{told}");
     let other = crate::shop::folder();
@@ -104,7 +104,7 @@ async fn one_server_per_data_folder_and_per_port() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_admin_listener_of_its_own_takes_admin_away_from_buyers() {
     let folder = folder();
-    let mut command = command(folder.path());
+    let mut command = command(&folder);
     command.args(["--admin-listen", "127.0.0.1:0"]);
     let mut process = Process::start(command).unwrap();
     let address = |word: &'static str, end: &'static str| {
@@ -131,7 +131,7 @@ async fn an_admin_listener_of_its_own_takes_admin_away_from_buyers() {
 async fn the_demonstration_has_three_sales_and_a_page() {
     let folder = folder();
     for _ in 0..2 {
-        let shop = Shop::open(folder.path());
+        let shop = Shop::open(&folder);
         let mut client = shop.client().await;
         let sales = client.get("/v1/sales", "").await.unwrap().json();
         let mut states: Vec<_> =
@@ -154,7 +154,7 @@ async fn the_demonstration_has_three_sales_and_a_page() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graceful_stop_settles_what_was_admitted() {
     let folder = folder();
-    let mut command = command(folder.path());
+    let mut command = command(&folder);
     // A slow ledger, so that the stop finds orders on their way.
     command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:50");
     let mut shop = Shop::run(command);
@@ -180,7 +180,7 @@ async fn a_graceful_stop_settles_what_was_admitted() {
         bought += usize::from(matches!(one.await.unwrap(), Heard::Order(_, 201)));
     }
     assert!(shop.process.wait(Duration::from_secs(30)).unwrap().success());
-    let sold = history.check(&ledger(folder.path()).await, sale).await;
+    let sold = history.check(&ledger(&folder).await, sale).await;
     assert_eq!(sold, bought, "all that was admitted was answered and is in the ledger");
     assert!(bought > 1, "the stop came before anything was under way: the test shows nothing");
 }

@@ -1,6 +1,5 @@
 //! The crowd and `kill -9`.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use stampede_testkit::process::died_of;
 use stampede_testkit::{Client, Dice, count};
 
 use crate::history::{Heard, History};
-use crate::shop::{Buyer, Shop, command, folder, ledger};
+use crate::shop::{Buyer, Kind, Place, Shop, command, ledger};
 
 const STOCK: u32 = 40;
 const PEOPLE: u64 = 60;
@@ -38,8 +37,8 @@ impl Fault {
 
 /// One life and the next: a crowd buys, the server dies under it, is started again, and the crowd goes on.
 /// `false` if the server outlived the crowd, so that the round showed nothing.
-pub async fn round(data_dir: &Path, buyers: &[Buyer], fault: Fault, dice: &mut Dice) -> bool {
-    let mut command = command(data_dir);
+pub async fn round(place: &Place, buyers: &[Buyer], fault: Fault, dice: &mut Dice) -> bool {
+    let mut command = command(place);
     if let Fault::AbortAt(place, hit) = fault {
         command.env("STAMPEDE_FAILPOINTS", format!("{place}=abort@{hit}"));
     }
@@ -77,10 +76,10 @@ pub async fn round(data_dir: &Path, buyers: &[Buyer], fault: Fault, dice: &mut D
         (Fault::KillAfter(_), Some(status)) => died_of(status, SIGKILL),
     };
     drop(shop);
-    history.check(&ledger(data_dir).await, sale).await;
+    history.check(&ledger(place).await, sale).await;
 
-    let shop = Shop::open(data_dir);
-    history.check(&ledger(data_dir).await, sale).await;
+    let shop = Shop::open(place);
+    history.check(&ledger(place).await, sale).await;
     let before = history.all();
     let crowd: Vec<_> = buyers
         .iter()
@@ -105,59 +104,72 @@ pub async fn round(data_dir: &Path, buyers: &[Buyer], fault: Fault, dice: &mut D
         }
     }
     assert!(shop.stop().success());
-    assert_eq!(history.check(&ledger(data_dir).await, sale).await, STOCK as usize, "the sale went on to its end");
+    assert_eq!(history.check(&ledger(place).await, sale).await, STOCK as usize, "the sale went on to its end");
     died
 }
 
 /// Rounds with buyers who stay logged in over every crash.
-pub async fn rounds(seed: u64, faults: impl IntoIterator<Item = fn(&mut Dice) -> Fault>) -> (u64, u64) {
+pub async fn rounds(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut Dice) -> Fault>) -> (u64, u64) {
     let mut dice = Dice::new(seed);
-    let folder = folder();
-    let shop = Shop::open(folder.path());
+    let place = Place::on(kind);
+    let shop = Shop::open(&place);
     let buyers = shop.log_in(0, PEOPLE).await;
     assert!(shop.stop().success());
     let (mut died, mut all) = (0, 0);
     for fault in faults {
         let fault = fault(&mut dice);
-        eprintln!("seed {seed}, round {all}: {fault:?}");
-        died += u64::from(round(folder.path(), &buyers, fault, &mut dice).await);
+        eprintln!("{kind:?}, seed {seed}, round {all}: {fault:?}");
+        died += u64::from(round(&place, &buyers, fault, &mut dice).await);
         all += 1;
     }
     (died, all)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_at_random_moments() {
-    let (died, all) = rounds(1, (0..count(20, 3)).map(|_| Fault::random_kill as fn(&mut Dice) -> Fault)).await;
-    assert_eq!(died, all);
+async fn killed_at_random_moments(kind: Kind) {
+    rounds(kind, 1, (0..count(20, 2)).map(|_| Fault::random_kill as fn(&mut Dice) -> Fault)).await;
+}
+
+async fn aborted(kind: Kind, fault: fn(&mut Dice) -> Fault) {
+    let wanted = count(20, 1);
+    let (mut died, mut seed) = (0, 100);
+    // A round whose place was not reached often enough shows nothing and is not counted.
+    while died < wanted {
+        died += rounds(kind, seed, (died..wanted).map(|_| fault)).await.0;
+        seed += 1;
+        assert!(seed < 110, "the place is hardly ever reached");
+    }
 }
 
 macro_rules! at_each_failpoint {
-    ($($test:ident = $place:literal),*) => {
-        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $test() {
-            let fault: fn(&mut Dice) -> Fault = |dice| Fault::random_abort(dice, $place);
-            let wanted = count(20, 1);
-            let (mut died, mut seed) = (0, 100);
-            // A round whose place was not reached often enough shows nothing and is not counted.
-            while died < wanted {
-                died += rounds(seed, (died..wanted).map(|_| fault)).await.0;
-                seed += 1;
-                assert!(seed < 110, "{} is hardly ever reached", $place);
-            }
-        })*
+    ($module:ident, $kind:expr; $($test:ident = $place:literal),*) => {
+        mod $module {
+            use super::*;
 
-        #[test]
-        fn no_failpoint_is_left_out() {
-            assert_eq!(failpoint::ALL, [$($place),*]);
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn killed_at_random_moments() {
+                super::killed_at_random_moments($kind).await;
+            }
+
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                aborted($kind, |dice| Fault::random_abort(dice, $place)).await;
+            })*
+
+            #[test]
+            fn no_failpoint_is_left_out() {
+                assert_eq!(failpoint::ALL, [$($place),*]);
+            }
         }
+    };
+    ($($module:ident = $kind:expr),*) => {
+        $(at_each_failpoint! { $module, $kind;
+            aborted_after_admission = "buy.admitted",
+            aborted_before_the_transaction = "record.begin",
+            aborted_before_the_commit = "record.inserted",
+            aborted_after_the_commit = "record.committed",
+            aborted_before_the_answer = "buy.answer"
+        })*
     };
 }
 
-at_each_failpoint! {
-    aborted_after_admission = "buy.admitted",
-    aborted_before_the_transaction = "record.begin",
-    aborted_before_the_commit = "record.inserted",
-    aborted_after_the_commit = "record.committed",
-    aborted_before_the_answer = "buy.answer"
-}
+at_each_failpoint! { sqlite = Kind::Sqlite, mariadb = Kind::MariaDb, postgres = Kind::Postgres }

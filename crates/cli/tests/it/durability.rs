@@ -9,7 +9,7 @@ use std::time::Duration;
 use stampede_testkit::count;
 
 use crate::history::{Heard, History};
-use crate::shop::{Shop, folder, serving};
+use crate::shop::{Place, Shop, folder, serving};
 
 /// Sells a few, one after the other and then many at once, under strace; returns what strace wrote.
 async fn traced(plant: Option<&str>) -> String {
@@ -20,7 +20,7 @@ async fn traced(plant: Option<&str>) -> String {
         .args(["-D", "-f", "-y", "-s", "40", "-e", "trace=read,recvfrom,write,writev,sendto,fsync,fdatasync", "-o"])
         .arg(&log)
         .arg(env!("CARGO_BIN_EXE_stampede"));
-    let mut command = serving(strace, &folder.path().join("data"));
+    let mut command = serving(strace, &Place::at(&folder.path().join("data")));
     if let Some(bug) = plant {
         command.env("STAMPEDE_PLANT", bug);
     }

@@ -65,7 +65,7 @@ fn request(method: &str, path: &str, token: &str, kind: &str, body: &[u8]) -> Re
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_route_refuses_nonsense() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let sale = shop.put_up(5).await;
     let buyer = shop.log_in(0, 1).await.remove(0);
     let mut client = shop.client().await;
@@ -141,7 +141,7 @@ async fn every_route_refuses_nonsense() {
     }
     // After all of this it still sells.
     let reply = client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &json!(null)).await.unwrap();
-    assert!(reply.status == 409 && reply.text("code") == "ended" || reply.status == 201, "{reply:?}");
+    assert_eq!(reply.status, 201, "{reply:?}");
     assert!(shop.stop().success());
 }
 
@@ -159,7 +159,7 @@ async fn raw(shop: &Shop, bytes: &[u8]) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_http_is_refused() {
     let folder = folder();
-    let mut command = command(folder.path());
+    let mut command = command(&folder);
     command.env("STAMPEDE__HTTP__HEAD_WITHIN_MS", "300");
     let shop = Shop::run(command);
     let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
@@ -193,7 +193,7 @@ async fn what_is_not_http_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_capped_and_told_so() {
     let folder = folder();
-    let mut command = command(folder.path());
+    let mut command = command(&folder);
     command.env("STAMPEDE__HTTP__MAX_CONNECTIONS", "8");
     let shop = Shop::run(command);
     let mut held = Vec::new();
@@ -203,7 +203,7 @@ async fn connections_are_capped_and_told_so() {
         held.push(client);
     }
     let heard = raw(&shop, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
-    assert!(heard.is_empty() || heard.starts_with("HTTP/1.1 503") && heard.contains("\"busy\""), "{heard}");
+    assert!(heard.starts_with("HTTP/1.1 503") && heard.contains("\"busy\""), "{heard}");
     held.clear();
     // A place becomes free as soon as its connection has gone.
     let deadline = std::time::Instant::now() + Duration::from_secs(10);

@@ -14,7 +14,7 @@ async fn state(client: &mut Client, sale: &str) -> (String, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_code_works_once_for_its_phone() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let mut client = shop.client().await;
     let phone = "13800138000";
     let sent = client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap();
@@ -43,7 +43,7 @@ async fn a_code_works_once_for_its_phone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_wrong_codes_and_the_right_one_is_dead() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let mut client = shop.client().await;
     let sent = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
     let code = sent.text("demo_code");
@@ -57,7 +57,7 @@ async fn five_wrong_codes_and_the_right_one_is_dead() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_say_when_to_come_back() {
     let folder = folder();
-    let mut command = command(folder.path());
+    let mut command = command(&folder);
     command.env("STAMPEDE__BUY__PER_USER__COUNT", "2");
     let shop = Shop::run(command);
     let sale = shop.put_up(1).await;
@@ -80,7 +80,7 @@ async fn limits_say_when_to_come_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_is_its_owners_and_cancels_once() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let sale = shop.put_up(1).await;
     let mut client = shop.client().await;
     let (alice, bob) = (log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138001").await);
@@ -112,7 +112,7 @@ async fn an_order_is_its_owners_and_cancels_once() {
     assert_eq!(mine["orders"].as_array().unwrap().len(), 1);
     assert_eq!(mine["orders"][0]["status"], "cancelled");
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    let stores = ledger(folder.path()).await;
+    let stores = ledger(&folder).await;
     while !stores.ledger.owed(10).await.unwrap().is_empty() {
         assert!(std::time::Instant::now() < deadline, "what the gate was owed is never settled");
         tokio::task::yield_now().await;
@@ -122,7 +122,7 @@ async fn an_order_is_its_owners_and_cancels_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_operator_pauses_resumes_and_tops_up() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let sale = shop.put_up(1).await;
     let buyers = shop.log_in(0, 4).await;
     let mut client = shop.client().await;
@@ -151,7 +151,7 @@ async fn the_operator_pauses_resumes_and_tops_up() {
 
     // What was edited is still so after a restart.
     assert!(shop.stop().success());
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let seen = shop.client().await.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().json();
     assert_eq!((&seen["status"], &seen["total"], &seen["remaining"]), (&json!("ended"), &json!(2), &json!(0)));
 }
@@ -159,7 +159,7 @@ async fn the_operator_pauses_resumes_and_tops_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_sees_a_draft_and_a_voucher_has_one_sale() {
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let shop = Shop::open(&folder);
     let made = shop.admin("shops", &json!({ "type_id": "1", "name": "S" })).await.text("id");
     let voucher = json!({ "shop_id": made, "kind": "flash_sale", "title": "T", "price_cents": 1, "worth_cents": 2 });
     let voucher = shop.admin("vouchers", &voucher).await.text("id");

@@ -1,37 +1,111 @@
 //! A running server, and buyers in it.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::time::Duration;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use stampede_core::{SaleId, SystemClock, Timestamp};
 use stampede_ledger::{Database, Stores};
-use stampede_testkit::{Client, Process, Reply};
+use stampede_testkit::{Client, Process, Reply, Server, mariadb, postgres};
 use tempfile::TempDir;
 
 pub const TOKEN: &str = "an-admin-token-for-tests";
 
-/// A data folder of its own, not on tmpfs.
-pub fn folder() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+static MARIADB: LazyLock<Server> = LazyLock::new(|| mariadb::start().unwrap());
+static POSTGRES: LazyLock<Server> = LazyLock::new(|| postgres::start().unwrap());
+
+/// Where a shop keeps its things: a data folder of its own, not on tmpfs, and a database of its own.
+pub struct Place {
+    dir: PathBuf,
+    url: Option<String>,
+    _folder: Option<TempDir>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Sqlite,
+    MariaDb,
+    Postgres,
+}
+
+impl Kind {
+    /// The server of this kind that all tests share.
+    pub fn server(self) -> Option<&'static Server> {
+        match self {
+            Self::Sqlite => None,
+            Self::MariaDb => Some(&MARIADB),
+            Self::Postgres => Some(&POSTGRES),
+        }
+    }
+
+    /// A server of this kind that is this test's alone, so that it may be killed.
+    pub fn own_server(self) -> Server {
+        match self {
+            Self::Sqlite => panic!("SQLite has no server"),
+            Self::MariaDb => mariadb::start().unwrap(),
+            Self::Postgres => postgres::start().unwrap(),
+        }
+    }
+
+    /// A new database on this server; its URL behind `port`.
+    pub fn create_database(self, server: &Server, port: u16) -> String {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let name = format!("shop{}", NEXT.fetch_add(1, Ordering::SeqCst));
+        match self {
+            Self::Sqlite => panic!("SQLite has no server"),
+            Self::MariaDb => mariadb::create_database(server, &name).map(|_| mariadb::url(port, &name)).unwrap(),
+            Self::Postgres => postgres::create_database(server, &name).map(|_| postgres::url(port, &name)).unwrap(),
+        }
+    }
+}
+
+/// A place on SQLite.
+pub fn folder() -> Place {
+    Place::on(Kind::Sqlite)
+}
+
+impl Place {
+    pub fn on(kind: Kind) -> Self {
+        Self::with(kind.server().map(|server| kind.create_database(server, server.port())))
+    }
+
+    /// With the database of this URL.
+    pub fn with(url: Option<String>) -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { dir: folder.path().to_owned(), url, _folder: Some(folder) }
+    }
+
+    /// In a folder that somebody else looks after.
+    pub fn at(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), url: None, _folder: None }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
 }
 
 /// The binary's `serve`, on a free port, with limits that let a crowd through.
-pub fn command(data_dir: &Path) -> Command {
-    serving(Command::new(env!("CARGO_BIN_EXE_stampede")), data_dir)
+pub fn command(place: &Place) -> Command {
+    serving(Command::new(env!("CARGO_BIN_EXE_stampede")), place)
 }
 
 /// The same, behind a command that runs it.
-pub fn serving(mut command: Command, data_dir: &Path) -> Command {
+pub fn serving(mut command: Command, place: &Place) -> Command {
     command
         .args(["serve", "--demo", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(data_dir)
+        .arg(&place.dir)
         .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
         .env("STAMPEDE__LOGIN__PER_IP__COUNT", "1000000")
         .env("STAMPEDE__BUY__PER_USER__COUNT", "1000000")
         .env("STAMPEDE__LOG__LEVEL", "error");
+    if let Some(url) = &place.url {
+        command.args(["--database", url]);
+    }
     command
 }
 
@@ -47,8 +121,8 @@ pub struct Buyer {
 }
 
 impl Shop {
-    pub fn open(data_dir: &Path) -> Self {
-        Self::run(command(data_dir))
+    pub fn open(place: &Place) -> Self {
+        Self::run(command(place))
     }
 
     pub fn run(command: Command) -> Self {
@@ -63,6 +137,16 @@ impl Shop {
     pub fn stop(mut self) -> ExitStatus {
         self.process.signal("TERM").unwrap();
         self.process.wait(Duration::from_secs(30)).unwrap()
+    }
+
+    /// Waits until the shop shows the sale: another node may have made it.
+    pub async fn knows(&self, sale: SaleId) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut client = self.client().await;
+        while client.get(&format!("/v1/sales/{sale}"), "").await.unwrap().status != 200 {
+            assert!(Instant::now() < deadline, "the sale never came");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub async fn client(&self) -> Client {
@@ -132,7 +216,7 @@ pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {
 }
 
 /// The server's database, read beside it or after it.
-pub async fn ledger(data_dir: &Path) -> Stores {
-    let url = format!("sqlite:{}", data_dir.join("stampede.db").display());
+pub async fn ledger(place: &Place) -> Stores {
+    let url = place.url.clone().unwrap_or_else(|| format!("sqlite:{}", place.dir.join("stampede.db").display()));
     stampede_ledger::open(&Database::parse(&url).unwrap()).await.unwrap()
 }

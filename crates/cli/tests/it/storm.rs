@@ -6,14 +6,13 @@ use stampede_testkit::{Client, count};
 use tokio::sync::Barrier;
 
 use crate::history::{Heard, History};
-use crate::shop::{Shop, folder, ledger};
+use crate::shop::{Kind, Place, Shop, command, folder, ledger};
 
 /// Many more people than stock, each tries many times, all at once: exactly the stock, one each.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exactly_the_stock_and_one_each() {
+async fn exactly_the_stock_and_one_each(kind: Kind) {
     let (people, tries, stock) = (count(500, 150), count(20, 5), 100);
-    let folder = folder();
-    let shop = Shop::open(folder.path());
+    let folder = Place::on(kind);
+    let shop = Shop::open(&folder);
     let sale = shop.put_up(stock).await;
     let buyers = shop.log_in(0, people).await;
     let history = Arc::new(History::default());
@@ -41,7 +40,7 @@ async fn exactly_the_stock_and_one_each() {
         _ => None,
     });
     assert!(nos.into_iter().all(|code| code == "sold_out"), "the only reason there is");
-    let stores = ledger(folder.path()).await;
+    let stores = ledger(&folder).await;
     assert_eq!(history.check(&stores, sale).await, stock as usize);
     let seen = shop.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
     assert_eq!((seen.text("state").as_str(), seen.json()["remaining"].as_u64()), ("sold_out", Some(0)));
@@ -49,10 +48,9 @@ async fn exactly_the_stock_and_one_each() {
 }
 
 /// One person, 64 tries at once: one order, and every answer names it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_person_many_tries_at_once() {
-    let folder = folder();
-    let shop = Shop::open(folder.path());
+async fn one_person_many_tries_at_once(kind: Kind) {
+    let folder = Place::on(kind);
+    let shop = Shop::open(&folder);
     let sale = shop.put_up(10).await;
     let buyer = shop.log_in(0, 1).await.remove(0);
     let history = Arc::new(History::default());
@@ -74,8 +72,28 @@ async fn one_person_many_tries_at_once() {
     }
     assert_eq!(orders.len(), 1);
     assert_eq!(history.created(), 1, "one 201, the others 200");
-    assert_eq!(history.check(&ledger(folder.path()).await, sale).await, 1);
+    assert_eq!(history.check(&ledger(&folder).await, sale).await, 1);
 }
+
+macro_rules! on_each_database {
+    ($($module:ident = $kind:expr),*) => {
+        $(mod $module {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn exactly_the_stock_and_one_each() {
+                super::exactly_the_stock_and_one_each($kind).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn one_person_many_tries_at_once() {
+                super::one_person_many_tries_at_once($kind).await;
+            }
+        })*
+    };
+}
+
+on_each_database! { sqlite = Kind::Sqlite, mariadb = Kind::MariaDb, postgres = Kind::Postgres }
 
 /// Under 256 connections batches grow by themselves: the median is above 16.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,7 +101,12 @@ async fn batches_grow_with_the_crowd() {
     const CONNECTIONS: usize = 256;
     let rounds = count(16, 6) as usize;
     let folder = folder();
-    let shop = Shop::open(folder.path());
+    let mut command = command(&folder);
+    if count(1, 0) == 0 {
+        // The full counts are for the real disk; here one that is neither very fast nor very slow stands in for it.
+        command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:2");
+    }
+    let shop = Shop::run(command);
     let people = CONNECTIONS * rounds;
     let sale = shop.put_up(people as u32).await;
     let buyers = shop.log_in(0, people as u64).await;

@@ -62,9 +62,12 @@ impl Snowflake {
     /// Goes on under a renewed or a new lease.
     pub fn grant(&self, lease: Lease) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if lease.worker != state.lease.worker {
-            // Start behind everything made so far, so that ids keep rising.
-            state.ms = state.ms.max(lease.from.ms() - 1);
+        if lease.from.ms() > state.ms {
+            // Nothing below the lease, and nothing below what was made so far: ids keep rising.
+            state.ms = lease.from.ms() - 1;
+            state.sequence = LAST_SEQUENCE;
+        } else if lease.worker != state.lease.worker {
+            // The rest of this millisecond is not ours under the new number either.
             state.sequence = LAST_SEQUENCE;
         }
         state.lease = lease;

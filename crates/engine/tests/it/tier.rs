@@ -66,7 +66,7 @@ pub async fn tier(config: Config, stock: u32, wrap: impl FnOnce(Arc<dyn Ledger>)
     let end = begin.plus(Duration::from_secs(3600));
     let sale = NewSale { voucher_id, stock, begin, end, status: SaleStatus::OnSale };
     let sale = engine.create_sale(sale).await.unwrap().sale.id;
-    Tier { engine: Arc::new(engine), stores, sale, _folder: folder }
+    Tier { engine, stores, sale, _folder: folder }
 }
 
 pub fn user(n: i64) -> UserId {

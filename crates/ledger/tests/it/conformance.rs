@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use stampede_core::ids::WorkerId;
-use stampede_core::ports::{Admitted, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped};
+use stampede_core::ports::{Admitted, CodeTry, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped};
 use stampede_core::*;
 use stampede_ledger::Stores;
 
@@ -302,13 +302,30 @@ pub async fn a_code_is_tried_few_times_and_used_once(stores: &Stores) {
         .collect();
     let mut told = 0;
     for one in tries {
-        told += usize::from(one.await.unwrap().is_some());
+        told += usize::from(matches!(one.await.unwrap(), CodeTry::Seal(_)));
     }
     assert_eq!(told, 5);
 
+    // A new code starts its own count, not the phone's: the next try must wait, and each one after it longer.
     accounts.put_code(&phone, b"seal2", soon).await.unwrap();
-    assert_eq!(accounts.try_code(&phone, 5, soon).await.unwrap(), None, "expired");
-    assert_eq!(accounts.try_code(&phone, 5, NOW).await.unwrap().as_deref(), Some(&b"seal2"[..]));
+    let (mut now, mut pauses) = (NOW, Vec::new());
+    while pauses.len() < 4 {
+        match accounts.try_code(&phone, 5, now).await.unwrap() {
+            CodeTry::Wait(wait) => {
+                pauses.push(wait.as_secs());
+                now = now.plus(wait);
+            }
+            heard => assert_eq!(heard, CodeTry::Seal(b"seal2".to_vec())),
+        }
+    }
+    assert_eq!(pauses, [1, 2, 4, 8]);
+    assert_eq!(accounts.try_code(&phone, 5, soon).await.unwrap(), CodeTry::NoCode, "expired");
+    let unknown = Phone::parse("13900000000").unwrap();
+    assert_eq!(accounts.try_code(&unknown, 5, NOW).await.unwrap(), CodeTry::NoCode);
+    let tomorrow = now.plus(Duration::from_secs(24 * 3600));
+    accounts.put_code(&phone, b"seal2", tomorrow.plus(Duration::from_secs(1))).await.unwrap();
+    assert_eq!(accounts.forget_expired(NOW).await.unwrap(), 0);
+    assert_eq!(accounts.try_code(&phone, 5, tomorrow).await.unwrap(), CodeTry::Seal(b"seal2".to_vec()), "forgiven");
     let newcomer = User { id: user(5), phone: phone.clone(), nickname: "n".into() };
     let log_in = |seal: &'static [u8], newcomer: User, id| {
         let accounts = accounts.clone();

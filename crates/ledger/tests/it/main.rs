@@ -1,4 +1,5 @@
 //! One conformance suite over every database there is.
 
 mod conformance;
+mod servers;
 mod sqlite;

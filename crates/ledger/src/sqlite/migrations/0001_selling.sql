@@ -38,13 +38,15 @@ CREATE TABLE sale (
     price_cents INTEGER NOT NULL,
     status      TEXT    NOT NULL CHECK (status IN ('draft', 'on_sale', 'paused', 'ended')),
     begin_at    INTEGER NOT NULL,
-    end_at      INTEGER NOT NULL CHECK (end_at > begin_at),
+    end_at      INTEGER NOT NULL,
     total       INTEGER NOT NULL CHECK (total >= 0),
     cap         INTEGER NOT NULL CHECK (cap >= 0),
-    sold        INTEGER NOT NULL DEFAULT 0 CHECK (sold >= 0 AND sold <= total),
+    sold        INTEGER NOT NULL DEFAULT 0,
     epoch       INTEGER NOT NULL DEFAULT 1,
     ver         INTEGER NOT NULL DEFAULT 1,
-    created_at  INTEGER NOT NULL
+    created_at  INTEGER NOT NULL,
+    CHECK (end_at > begin_at),
+    CHECK (sold >= 0 AND sold <= total)
 ) STRICT;
 
 CREATE TABLE orders (

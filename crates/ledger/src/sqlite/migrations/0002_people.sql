@@ -5,7 +5,10 @@ CREATE TABLE secret (
     value BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE TABLE user (
+-- Whoever leases a worker number locks this row first, so that they come one after the other.
+INSERT INTO secret (name, value) VALUES ('lease_lock', x'');
+
+CREATE TABLE person (
     id         INTEGER PRIMARY KEY,
     phone      TEXT    NOT NULL UNIQUE,
     nickname   TEXT    NOT NULL,
@@ -15,8 +18,10 @@ CREATE TABLE user (
 CREATE TABLE login_code (
     phone      TEXT    PRIMARY KEY,
     seal       BLOB    NOT NULL,
-    tries      INTEGER NOT NULL DEFAULT 0,
-    expires_at INTEGER NOT NULL
+    tries      INTEGER NOT NULL, -- of this code
+    expires_at INTEGER NOT NULL,
+    all_tries  INTEGER NOT NULL, -- of this phone since its last login; a new code does not reset it
+    tried_at   INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX login_code_by_expiry ON login_code (expires_at);

@@ -1,0 +1,378 @@
+//! One way to talk to three databases: a statement, its arguments, its rows.
+//!
+//! Statements are written with `?` for each argument, in order; for PostgreSQL they become `$1`, `$2`, …. Every call has a
+//! deadline. What a failure means is decided here, once: inside a transaction it was surely not done; a COMMIT, or a statement
+//! outside a transaction, that was not answered may have been.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use sqlx::{
+    AssertSqlSafe, Executor as _, MySql, MySqlPool, PgPool, Postgres, Row as _, Sqlite, SqlitePool, Transaction,
+};
+use stampede_core::ports::{LedgerError, Result};
+
+use crate::errors::{self, failed};
+
+/// How long a connection or a lock is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one statement may take, its waiting for locks included.
+const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a connection that is given back may take to show that it is well.
+const RELEASE_WITHIN: Duration = Duration::from_secs(2);
+
+/// What differs in the text of statements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Sqlite,
+    MySql,
+    Postgres,
+}
+
+impl Dialect {
+    /// Ends a SELECT that locks what it reads until the transaction ends. SQLite's write transactions lock everything.
+    pub(crate) const fn for_update(self) -> &'static str {
+        match self {
+            Self::Sqlite => "",
+            Self::MySql | Self::Postgres => " FOR UPDATE",
+        }
+    }
+
+    /// Ends an INSERT that takes the place of the row with the same `key`.
+    pub(crate) fn or_replace(self, key: &str, columns: &[&str]) -> String {
+        let set = |new: &dyn Fn(&str) -> String| {
+            columns.iter().map(|column| format!("{column} = {}", new(column))).collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            Self::Sqlite | Self::Postgres => {
+                format!(" ON CONFLICT ({key}) DO UPDATE SET {}", set(&|column| format!("excluded.{column}")))
+            }
+            Self::MySql => format!(" ON DUPLICATE KEY UPDATE {}", set(&|column| format!("VALUES({column})"))),
+        }
+    }
+
+    /// Ends an INSERT that leaves a row with the same `key` as it is. Never `INSERT IGNORE`: that stores wrong values instead
+    /// of failing. Whether a row went in cannot be told by the count of rows on MySQL: read it.
+    pub(crate) fn or_leave(self, key: &str) -> String {
+        match self {
+            Self::Sqlite | Self::Postgres => format!(" ON CONFLICT ({key}) DO NOTHING"),
+            Self::MySql => format!(" ON DUPLICATE KEY UPDATE {key} = {key}"),
+        }
+    }
+
+    /// The database's clock, in milliseconds.
+    pub(crate) const fn now_ms(self) -> &'static str {
+        match self {
+            Self::Sqlite => "SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)",
+            Self::MySql => "SELECT CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+            Self::Postgres => "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Pool {
+    /// One connection writes, so `BEGIN IMMEDIATE` never waits for ourselves; it stands for "lock the sale's row first".
+    Sqlite {
+        writer: SqlitePool,
+        readers: SqlitePool,
+    },
+    MySql(MySqlPool),
+    Postgres(PgPool),
+}
+
+pub(crate) enum Tx {
+    Sqlite(Transaction<'static, Sqlite>),
+    MySql(Transaction<'static, MySql>),
+    Postgres(Transaction<'static, Postgres>),
+}
+
+pub(crate) enum Row {
+    Sqlite(sqlx::sqlite::SqliteRow),
+    MySql(sqlx::mysql::MySqlRow),
+    Postgres(sqlx::postgres::PgRow),
+}
+
+/// One argument of a statement.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arg<'a> {
+    Int(i64),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+}
+
+impl From<i64> for Arg<'_> {
+    fn from(value: i64) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<u32> for Arg<'_> {
+    fn from(value: u32) -> Self {
+        Self::Int(value.into())
+    }
+}
+
+impl From<u16> for Arg<'_> {
+    fn from(value: u16) -> Self {
+        Self::Int(value.into())
+    }
+}
+
+impl<'a> From<&'a str> for Arg<'a> {
+    fn from(value: &'a str) -> Self {
+        Self::Text(value)
+    }
+}
+
+impl<'a> From<&'a [u8]> for Arg<'a> {
+    fn from(value: &'a [u8]) -> Self {
+        Self::Bytes(value)
+    }
+}
+
+/// `args![a, b, c]`: arguments of any of the kinds there are.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => { &[$($crate::db::Arg::from($value)),*] };
+}
+pub(crate) use args;
+
+macro_rules! bound {
+    ($sql:expr, $args:expr) => {{
+        let mut query = sqlx::query(AssertSqlSafe($sql));
+        for arg in $args {
+            query = match *arg {
+                Arg::Int(value) => query.bind(value),
+                Arg::Text(value) => query.bind(value),
+                Arg::Bytes(value) => query.bind(value),
+            };
+        }
+        query
+    }};
+}
+
+/// `?, ?` as PostgreSQL writes it: `$1, $2`. No statement of ours has a question mark in a text.
+fn dollars(sql: &str) -> String {
+    let mut numbered = String::with_capacity(sql.len() + 16);
+    for (n, part) in sql.split('?').enumerate() {
+        if n > 0 {
+            numbered.push_str(&format!("${n}"));
+        }
+        numbered.push_str(part);
+    }
+    numbered
+}
+
+async fn within<T>(call: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+    match tokio::time::timeout(STATEMENT_WITHIN, call).await {
+        Ok(done) => done,
+        Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
+    }
+}
+
+impl Pool {
+    pub(crate) const fn dialect(&self) -> Dialect {
+        match self {
+            Self::Sqlite { .. } => Dialect::Sqlite,
+            Self::MySql(_) => Dialect::MySql,
+            Self::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// A transaction that may write.
+    pub(crate) async fn begin(&self) -> Result<Tx> {
+        let begun = match self {
+            Self::Sqlite { writer, .. } => within(writer.begin_with("BEGIN IMMEDIATE")).await.map(Tx::Sqlite),
+            Self::MySql(pool) => within(pool.begin()).await.map(Tx::MySql),
+            Self::Postgres(pool) => within(pool.begin()).await.map(Tx::Postgres),
+        };
+        begun.map_err(failed)
+    }
+
+    /// A transaction that reads one moment.
+    pub(crate) async fn snapshot(&self) -> Result<Tx> {
+        let begun = match self {
+            Self::Sqlite { readers, .. } => within(readers.begin()).await.map(Tx::Sqlite),
+            Self::MySql(pool) => {
+                // The level is set for the connection's next transaction alone.
+                let begin = async {
+                    let mut connection = pool.acquire().await?;
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+                    Transaction::begin(connection, None).await
+                };
+                within(begin).await.map(Tx::MySql)
+            }
+            Self::Postgres(pool) => {
+                within(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await.map(Tx::Postgres)
+            }
+        };
+        begun.map_err(failed)
+    }
+
+    /// One statement that commits by itself. It may have been done even though it failed: only for what can be done again.
+    pub(crate) async fn execute(&self, sql: &str, args: &[Arg<'_>]) -> Result<()> {
+        let done = match self {
+            Self::Sqlite { writer, .. } => within(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
+            Self::MySql(pool) => within(bound!(sql.to_owned(), args).execute(pool)).await.map(|_| ()),
+            Self::Postgres(pool) => within(bound!(dollars(sql), args).execute(pool)).await.map(|_| ()),
+        };
+        done.map_err(errors::perhaps)
+    }
+
+    pub(crate) async fn rows(&self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
+        let rows = match self {
+            Self::Sqlite { readers, .. } => {
+                within(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::Sqlite))
+            }
+            Self::MySql(pool) => within(bound!(sql.to_owned(), args).fetch_all(pool)).await.map(many(Row::MySql)),
+            Self::Postgres(pool) => within(bound!(dollars(sql), args).fetch_all(pool)).await.map(many(Row::Postgres)),
+        };
+        rows.map_err(failed)
+    }
+
+    /// The first row, if there is one.
+    pub(crate) async fn row(&self, sql: &str, args: &[Arg<'_>]) -> Result<Option<Row>> {
+        Ok(self.rows(sql, args).await?.into_iter().next())
+    }
+
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Sqlite { writer, readers } => {
+                // The writer last: closing it takes the write-ahead log into the database file.
+                readers.close().await;
+                writer.close().await;
+            }
+            Self::MySql(pool) => pool.close().await,
+            Self::Postgres(pool) => pool.close().await,
+        }
+    }
+}
+
+fn many<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
+    move |rows| rows.into_iter().map(wrap).collect()
+}
+
+impl Tx {
+    /// How many rows it touched.
+    pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
+        let done = match self {
+            Self::Sqlite(tx) => {
+                within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
+            }
+            Self::MySql(tx) => {
+                within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
+            }
+            Self::Postgres(tx) => {
+                within(bound!(dollars(sql), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
+            }
+        };
+        done.map_err(failed)
+    }
+
+    pub(crate) async fn rows(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
+        let rows = match self {
+            Self::Sqlite(tx) => within(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::Sqlite)),
+            Self::MySql(tx) => within(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::MySql)),
+            Self::Postgres(tx) => {
+                within(bound!(dollars(sql), args).fetch_all(&mut **tx)).await.map(many(Row::Postgres))
+            }
+        };
+        rows.map_err(failed)
+    }
+
+    /// The first row, if there is one.
+    pub(crate) async fn row(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Option<Row>> {
+        Ok(self.rows(sql, args).await?.into_iter().next())
+    }
+
+    /// A statement whose text differs each time, so that preparing it would be in vain. Only numbers and words of ours in it.
+    pub(crate) async fn execute_text(&mut self, sql: String) -> Result<u64> {
+        let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+        let done = match self {
+            Self::Sqlite(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            Self::MySql(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            Self::Postgres(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+        };
+        done.map_err(failed)
+    }
+
+    /// The same, for what it finds.
+    pub(crate) async fn rows_text(&mut self, sql: String) -> Result<Vec<Row>> {
+        let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+        let rows = match self {
+            Self::Sqlite(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::Sqlite)),
+            Self::MySql(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::MySql)),
+            Self::Postgres(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::Postgres)),
+        };
+        rows.map_err(failed)
+    }
+
+    /// Two numbers a row, read as they come: for results that are long.
+    pub(crate) async fn pairs(&mut self, sql: &str, args: &[Arg<'_>], into: &mut Vec<(i64, i64)>) -> Result<()> {
+        macro_rules! read {
+            ($tx:expr, $sql:expr) => {{
+                let mut rows = bound!($sql, args).fetch(&mut **$tx);
+                while let Some(row) = within(rows.try_next()).await.map_err(failed)? {
+                    into.push((row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?));
+                }
+            }};
+        }
+        match self {
+            Self::Sqlite(tx) => read!(tx, sql.to_owned()),
+            Self::MySql(tx) => read!(tx, sql.to_owned()),
+            Self::Postgres(tx) => read!(tx, dollars(sql)),
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn commit(self) -> Result<()> {
+        let done = match self {
+            Self::Sqlite(tx) => within(tx.commit()).await,
+            Self::MySql(tx) => within(tx.commit()).await,
+            Self::Postgres(tx) => within(tx.commit()).await,
+        };
+        done.map_err(|error| LedgerError::Unknown(error.into()))
+    }
+
+    /// Explicitly, at once: MariaDB undoes only the last statement on a lock time-out.
+    pub(crate) async fn roll_back(self) -> Result<()> {
+        let done = match self {
+            Self::Sqlite(tx) => within(tx.rollback()).await,
+            Self::MySql(tx) => within(tx.rollback()).await,
+            Self::Postgres(tx) => within(tx.rollback()).await,
+        };
+        done.map_err(failed)
+    }
+}
+
+macro_rules! getters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
+        impl Row {
+            $($(#[$doc])* pub(crate) fn $name(&self, column: usize) -> Result<$type> {
+                let value = match self {
+                    Self::Sqlite(row) => row.try_get(column),
+                    Self::MySql(row) => row.try_get(column),
+                    Self::Postgres(row) => row.try_get(column),
+                };
+                value.map_err(failed)
+            })*
+        }
+    };
+}
+
+getters! {
+    int: i64,
+    /// `None` for NULL.
+    maybe_int: Option<i64>,
+    text: String,
+    bytes: Vec<u8>,
+}
+
+/// A connection that was given back with an answer outstanding must not hold its place for ever.
+pub(crate) async fn check_released<C: sqlx::Connection>(connection: &mut C) -> sqlx::Result<bool> {
+    match tokio::time::timeout(RELEASE_WITHIN, connection.ping()).await {
+        Ok(answered) => answered.map(|()| true),
+        Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
+    }
+}

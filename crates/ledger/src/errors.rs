@@ -1,0 +1,97 @@
+//! What a failure means: whether it was done, and whether it is worth trying again.
+
+use sqlx::error::DatabaseError;
+use sqlx::mysql::MySqlDatabaseError;
+use sqlx::postgres::PgDatabaseError;
+use sqlx::sqlite::SqliteError;
+use stampede_core::ports::LedgerError;
+
+enum Meaning {
+    /// Another transaction was in the way.
+    Conflict,
+    /// It passes by itself.
+    Outage,
+    /// The same call will fail again.
+    Poison,
+}
+
+/// A statement inside a transaction failed: surely not done.
+pub(crate) fn failed(error: sqlx::Error) -> LedgerError {
+    match meaning(&error) {
+        Meaning::Conflict => LedgerError::Conflict(error.into()),
+        Meaning::Outage => LedgerError::Unavailable(error.into()),
+        Meaning::Poison => LedgerError::Poison(error.into()),
+    }
+}
+
+/// A statement that commits by itself failed: if it is the connection that failed, it may have been done.
+pub(crate) fn perhaps(error: sqlx::Error) -> LedgerError {
+    match (&error, meaning(&error)) {
+        (sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Database(_), _) => failed(error),
+        (_, Meaning::Outage) => LedgerError::Unknown(error.into()),
+        _ => failed(error),
+    }
+}
+
+fn meaning(error: &sqlx::Error) -> Meaning {
+    use sqlx::Error as E;
+    match error {
+        E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => Meaning::Outage,
+        // The connection is in a state that it should not be in; another one will do.
+        E::BeginFailed | E::InvalidSavePointStatement => Meaning::Outage,
+        E::Database(error) => meaning_of_code(error.as_ref()),
+        _ => Meaning::Poison,
+    }
+}
+
+fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
+    if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
+        return match error.number() {
+            // Lock wait time-out, deadlock, record has changed.
+            1205 | 1213 | 1020 => Meaning::Conflict,
+            // Full disk or table, too many connections, shutting down, killed, read-only, storage engine errors.
+            3
+            | 28
+            | 1021
+            | 1026
+            | 1030
+            | 1040
+            | 1053
+            | 1077
+            | 1079
+            | 1114
+            | 1129
+            | 1158..=1161
+            | 1180
+            | 1203
+            | 1226
+            | 1290
+            | 1317
+            | 1836
+            | 1927
+            | 2006
+            | 2013 => Meaning::Outage,
+            _ => Meaning::Poison,
+        };
+    }
+    let code = error.code().unwrap_or_default();
+    if error.try_downcast_ref::<PgDatabaseError>().is_some() {
+        return match code.as_ref() {
+            // Serialisation failure, deadlock, lock not available.
+            "40001" | "40P01" | "55P03" => Meaning::Conflict,
+            "25006" => Meaning::Outage,
+            // Connection, resources, operator, system.
+            code if ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class)) => Meaning::Outage,
+            _ => Meaning::Poison,
+        };
+    }
+    debug_assert!(error.try_downcast_ref::<SqliteError>().is_some(), "a fourth database");
+    // The low byte is the primary code, the rest says more about it.
+    match code.parse::<u32>().map(|code| code & 0xff) {
+        // Busy, locked.
+        Ok(5 | 6) => Meaning::Conflict,
+        // Read-only, I/O error, disk full, cannot open.
+        Ok(8 | 10 | 13 | 14) => Meaning::Outage,
+        _ => Meaning::Poison,
+    }
+}

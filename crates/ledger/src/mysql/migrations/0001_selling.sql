@@ -1,0 +1,104 @@
+-- The ledger is the last fence. What these tables promise, whatever the gate believes:
+--   * an order id exists once                         orders.id PRIMARY KEY
+--   * one live order per person and sale              UNIQUE (sale_id, user_id, live), live = 1 or NULL
+--   * never more sold than there are                  CHECK (sold <= total)
+--   * one sale per voucher                            UNIQUE (voucher_id)
+-- Times are milliseconds since 1970 UTC, money is cents.
+
+CREATE TABLE shop_type (
+    id   BIGINT PRIMARY KEY,
+    name VARCHAR(128) NOT NULL,
+    sort BIGINT NOT NULL
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+INSERT INTO shop_type (id, name, sort) VALUES
+    (1, '美食', 1), (2, 'KTV', 2), (3, '丽人', 3), (4, '健身', 4), (5, '休闲', 5);
+
+CREATE TABLE shop (
+    id      BIGINT PRIMARY KEY,
+    type_id BIGINT NOT NULL,
+    name    VARCHAR(128) NOT NULL,
+    address VARCHAR(255) NOT NULL,
+    FOREIGN KEY (type_id) REFERENCES shop_type (id)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE voucher (
+    id          BIGINT PRIMARY KEY,
+    shop_id     BIGINT NOT NULL,
+    kind        VARCHAR(16) NOT NULL CHECK (kind IN ('ordinary', 'flash_sale')),
+    title       VARCHAR(255) NOT NULL,
+    subtitle    VARCHAR(255) NOT NULL,
+    rules       VARCHAR(1024) NOT NULL,
+    price_cents BIGINT NOT NULL CHECK (price_cents >= 0),
+    worth_cents BIGINT NOT NULL CHECK (worth_cents >= 0),
+    FOREIGN KEY (shop_id) REFERENCES shop (id)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE sale (
+    id          BIGINT PRIMARY KEY,
+    voucher_id  BIGINT NOT NULL UNIQUE,
+    price_cents BIGINT NOT NULL,
+    status      VARCHAR(16) NOT NULL CHECK (status IN ('draft', 'on_sale', 'paused', 'ended')),
+    begin_at    BIGINT NOT NULL,
+    end_at      BIGINT NOT NULL,
+    total       BIGINT NOT NULL CHECK (total >= 0),
+    cap         BIGINT NOT NULL CHECK (cap >= 0),
+    sold        BIGINT NOT NULL DEFAULT 0,
+    epoch       BIGINT NOT NULL DEFAULT 1,
+    ver         BIGINT NOT NULL DEFAULT 1,
+    created_at  BIGINT NOT NULL,
+    FOREIGN KEY (voucher_id) REFERENCES voucher (id),
+    CHECK (end_at > begin_at),
+    CHECK (sold >= 0 AND sold <= total)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE orders (
+    id          BIGINT PRIMARY KEY,
+    sale_id     BIGINT NOT NULL,
+    user_id     BIGINT NOT NULL,
+    live        BIGINT CHECK (live = 1),
+    status      VARCHAR(16) NOT NULL,
+    reason      VARCHAR(16),
+    epoch       BIGINT NOT NULL,
+    seq         BIGINT NOT NULL,
+    price_cents BIGINT NOT NULL,
+    created_at  BIGINT NOT NULL,
+    updated_at  BIGINT NOT NULL,
+    UNIQUE (sale_id, user_id, live),
+    CHECK ((live IS NOT NULL) = (status IN ('pending', 'unpaid', 'paid', 'redeemed')))
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE INDEX orders_by_user ON orders (user_id, id);
+
+-- Marks that must still be released in the gate: written with the order's death, deleted after the release.
+CREATE TABLE owed (
+    order_id BIGINT PRIMARY KEY,
+    sale_id  BIGINT NOT NULL,
+    user_id  BIGINT NOT NULL
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Orders that cannot be recorded for a reason of their own. Their stock stays taken until a person has looked.
+CREATE TABLE quarantine (
+    order_id BIGINT PRIMARY KEY,
+    sale_id  BIGINT NOT NULL,
+    user_id  BIGINT NOT NULL,
+    payload  TEXT    NOT NULL,
+    error    TEXT    NOT NULL
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- A top-up is added once, however often it is sent.
+CREATE TABLE top_up (
+    request_id VARCHAR(64) PRIMARY KEY,
+    sale_id    BIGINT NOT NULL,
+    added      BIGINT NOT NULL,
+    at         BIGINT NOT NULL,
+    FOREIGN KEY (sale_id) REFERENCES sale (id)
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Ids never repeat: the time ranges granted for one worker do not overlap.
+CREATE TABLE worker_lease (
+    worker   BIGINT PRIMARY KEY CHECK (worker BETWEEN 0 AND 1023),
+    holder   VARCHAR(64) NOT NULL,
+    from_ms  BIGINT NOT NULL,
+    until_ms BIGINT NOT NULL
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

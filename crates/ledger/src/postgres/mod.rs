@@ -1,0 +1,46 @@
+//! PostgreSQL: READ COMMITTED, commits that wait for the disk.
+
+use std::str::FromStr as _;
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+
+use crate::db::{PATIENCE, Pool, check_released};
+use crate::{OpenError, migrator};
+
+const CONNECTIONS: u32 = 16;
+
+const MIGRATIONS: [(&str, &str); 2] =
+    [("selling", include_str!("migrations/0001_selling.sql")), ("people", include_str!("migrations/0002_people.sql"))];
+
+pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
+    let options = PgConnectOptions::from_str(url)
+        .map_err(OpenError::Open)?
+        .application_name("stampede")
+        // A node that was cut off in mid-transaction must not hold the sale's row for long.
+        .options([("lock_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s"), ("timezone", "UTC")]);
+    let pool = PgPoolOptions::new()
+        .max_connections(CONNECTIONS)
+        .acquire_timeout(PATIENCE)
+        .after_release(|connection, _| Box::pin(check_released(connection)))
+        .connect_with(options)
+        .await
+        .map_err(OpenError::Open)?;
+    check_durable(&pool).await?;
+    migrator(&MIGRATIONS).run(&pool).await.map_err(OpenError::Migrate)?;
+    Ok(Pool::Postgres(pool))
+}
+
+/// A commit that does not wait for the disk would break the promise behind every 201.
+async fn check_durable(pool: &PgPool) -> Result<(), OpenError> {
+    for (setting, bad) in [("fsync", "off"), ("synchronous_commit", "off")] {
+        let value: String = sqlx::query_scalar("SELECT current_setting($1)")
+            .bind(setting)
+            .fetch_one(pool)
+            .await
+            .map_err(OpenError::Open)?;
+        if value == bad {
+            return Err(OpenError::NotDurable(format!("{setting} is {value}")));
+        }
+    }
+    Ok(())
+}

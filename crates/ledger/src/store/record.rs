@@ -1,0 +1,201 @@
+//! Admitted orders into rows.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use serde_json::json;
+use stampede_core::ports::{Admitted, LedgerError, Recorded, Result};
+use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
+
+use super::settle::{Found, Row, settle};
+use super::{Store, list, unreadable};
+use crate::db::{Dialect, Tx, args};
+use crate::errors::failed;
+
+/// SQLite: the batch as a JSON array of `[id, user, seq, at]`. Fewer rows than asked for means that one was in the way.
+const FROM_JSON: &str = "\
+    INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
+    SELECT value ->> 0, ?1, value ->> 1, 1, 'unpaid', ?2, value ->> 2, sale.price_cents, value ->> 3, value ->> 3
+    FROM json_each(?3), sale WHERE sale.id = ?1
+    ON CONFLICT DO NOTHING";
+
+/// PostgreSQL: the batch as four arrays. Fewer rows than asked for means that one was in the way.
+const FROM_ARRAYS: &str = "\
+    INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
+    SELECT o.id, $1, o.user_id, 1, 'unpaid', $2, o.seq, sale.price_cents, o.at, o.at
+    FROM UNNEST($3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]) AS o (id, user_id, seq, at), sale
+    WHERE sale.id = $1
+    ON CONFLICT DO NOTHING";
+
+impl Store {
+    pub(super) async fn record_batch(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+        if batch.is_empty() {
+            return Ok(Vec::new());
+        }
+        if self.record_fast(sale, epoch, batch).await? {
+            return Ok(vec![Recorded::Recorded; batch.len()]);
+        }
+        self.record_slow(sale, epoch, batch).await
+    }
+
+    /// All of them new, and room for all: the usual case. `false` if anything is in the way; then nothing was done.
+    async fn record_fast(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
+        failpoint::hit("record.begin");
+        let mut tx = self.db.begin().await?;
+        // Locks the sale's row first, as every transaction that changes what is sold does.
+        let room = tx
+            .execute(
+                "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total",
+                args![batch.len() as i64, sale.get(), epoch.0, batch.len() as i64],
+            )
+            .await?;
+        if room == 0 || !insert_all(&mut tx, sale, epoch, batch).await? {
+            tx.roll_back().await?;
+            return Ok(false);
+        }
+        failpoint::hit("record.inserted");
+        tx.commit().await?;
+        failpoint::hit("record.committed");
+        Ok(true)
+    }
+
+    async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+        let mut tx = self.db.begin().await?;
+        let (found, price_cents) = find(&mut tx, self.db.dialect(), sale, batch).await?;
+        let answers = settle(sale, epoch, batch, found);
+        let sold = answers.iter().filter(|&&answer| answer == Recorded::Recorded).count();
+        if sold > 0 {
+            tx.execute("UPDATE sale SET sold = sold + ? WHERE id = ?", args![sold as i64, sale.get()]).await?;
+        }
+        let mut rows = String::new();
+        for (item, answer) in batch.iter().zip(&answers) {
+            let (live, status, reason) = match answer {
+                Recorded::Recorded => ("1", OrderStatus::Unpaid, "NULL".to_owned()),
+                Recorded::Refused { reason, .. } => ("NULL", OrderStatus::Rejected, format!("'{}'", reason.as_str())),
+                Recorded::Already | Recorded::Dead | Recorded::IdCollision => continue,
+            };
+            let Admitted { order, user, seq, at } = item;
+            let (comma, status, at) = (if rows.is_empty() { "" } else { "," }, status.as_str(), at.ms());
+            // Writing to a String cannot fail.
+            let _ = write!(
+                rows,
+                "{comma}({order},{sale},{user},{live},'{status}',{reason},{},{seq},{price_cents},{at},{at})",
+                epoch.0,
+            );
+        }
+        if !rows.is_empty() {
+            let columns = "id, sale_id, user_id, live, status, reason, epoch, seq, price_cents, created_at, updated_at";
+            tx.execute_text(format!("INSERT INTO orders ({columns}) VALUES {rows}")).await?;
+        }
+        failpoint::hit("record.inserted");
+        tx.commit().await?;
+        failpoint::hit("record.committed");
+        Ok(answers)
+    }
+
+    pub(super) async fn put_in_quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()> {
+        let payload = json!({ "seq": admitted.seq, "at": admitted.at }).to_string();
+        let insert = "INSERT INTO quarantine (order_id, sale_id, user_id, payload, error) VALUES (?, ?, ?, ?, ?)";
+        let sql = format!("{insert}{}", self.db.dialect().or_replace("order_id", &["error"]));
+        let (order, user) = (admitted.order.get(), admitted.user.get());
+        self.db.execute(&sql, args![order, sale.get(), user, payload.as_str(), error]).await
+    }
+}
+
+/// Inserts the batch as live orders, sorted by id so that rows go in one beside the other. `false` if one was in the way.
+async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
+    let mut sorted: Vec<&Admitted> = batch.iter().collect();
+    sorted.sort_by_key(|item| item.order);
+    let inserted = match tx {
+        Tx::Sqlite(tx) => {
+            let insert = sqlx::query(FROM_JSON).bind(sale.get()).bind(epoch.0).bind(as_json(&sorted));
+            insert.execute(&mut **tx).await.map_err(failed)?.rows_affected()
+        }
+        Tx::Postgres(tx) => {
+            let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
+            let insert = sqlx::query(FROM_ARRAYS)
+                .bind(sale.get())
+                .bind(epoch.0)
+                .bind(column(|item| item.order.get()))
+                .bind(column(|item| item.user.get()))
+                .bind(column(|item| item.seq))
+                .bind(column(|item| item.at.ms()));
+            insert.execute(&mut **tx).await.map_err(failed)?.rows_affected()
+        }
+        Tx::MySql(tx) => {
+            let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(&sorted, sale, epoch)));
+            match insert.execute(&mut **tx).await {
+                Ok(done) => done.rows_affected(),
+                // A plain insert fails as a whole if one row is in the way.
+                Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    };
+    Ok(inserted == batch.len() as u64)
+}
+
+/// `[[id,user,seq,at],…]`
+fn as_json(sorted: &[&Admitted]) -> String {
+    let mut text = String::with_capacity(sorted.len() * 64 + 2);
+    text.push('[');
+    for item in sorted {
+        let comma = if text.len() > 1 { "," } else { "" };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{comma}[{},{},{},{}]", item.order, item.user, item.seq, item.at.ms());
+    }
+    text.push(']');
+    text
+}
+
+/// MySQL has neither: one insert of many rows, numbers only. The sale's row is locked, so its price may be read in the middle.
+fn as_values(sorted: &[&Admitted], sale: SaleId, epoch: Epoch) -> String {
+    let mut text = String::with_capacity(sorted.len() * 100 + 300);
+    text.push_str(
+        "INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at) VALUES ",
+    );
+    for (n, item) in sorted.iter().enumerate() {
+        let Admitted { order, user, seq, at } = item;
+        let (comma, at) = (if n > 0 { "," } else { "" }, at.ms());
+        let price = if n > 0 {
+            "@price".to_owned()
+        } else {
+            format!("(@price := (SELECT price_cents FROM sale WHERE id = {sale}))")
+        };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{comma}({order},{sale},{user},1,'unpaid',{},{seq},{price},{at},{at})", epoch.0);
+    }
+    text
+}
+
+/// What the ledger holds of the batch's ids and people, read under the lock of the sale's row; and the sale's price.
+async fn find(tx: &mut Tx, dialect: Dialect, sale: SaleId, batch: &[Admitted]) -> Result<(Found, i64)> {
+    let lock = dialect.for_update();
+    let sql = format!("SELECT epoch, total - sold, price_cents FROM sale WHERE id = ?{lock}");
+    let row = tx
+        .row(&sql, args![sale.get()])
+        .await?
+        .ok_or_else(|| LedgerError::Poison(format!("there is no sale {sale}").into()))?;
+    let (epoch, room, price_cents) = (Epoch(row.int(0)?), row.int(1)?, row.int(2)?);
+
+    let ids = list(batch.iter().map(|item| item.order.get()));
+    let by_id =
+        tx.rows_text(format!("SELECT id, sale_id, user_id, live FROM orders WHERE id IN ({ids}){lock}")).await?;
+    let users = list(batch.iter().map(|item| item.user.get()));
+    let by_user =
+        format!("SELECT user_id, id FROM orders WHERE sale_id = {sale} AND live = 1 AND user_id IN ({users}){lock}");
+    let by_user = tx.rows_text(by_user).await?;
+
+    let bad = |_| unreadable("an order");
+    let mut rows = HashMap::with_capacity(by_id.len());
+    for row in by_id {
+        let order = OrderId::new(row.int(0)?).map_err(bad)?;
+        let (sale, user) = (SaleId::new(row.int(1)?).map_err(bad)?, UserId::new(row.int(2)?).map_err(bad)?);
+        rows.insert(order, Row { sale, user, live: row.maybe_int(3)?.is_some() });
+    }
+    let mut live = HashMap::with_capacity(by_user.len());
+    for row in by_user {
+        live.insert(UserId::new(row.int(0)?).map_err(bad)?, OrderId::new(row.int(1)?).map_err(bad)?);
+    }
+    Ok((Found { epoch, room: u32::try_from(room).unwrap_or(0), rows, live }, price_cents))
+}

@@ -1,0 +1,147 @@
+//! Sales: reading, creating, editing. Every edit raises `ver`.
+
+use stampede_core::ports::{Created, Edited, Loaded, Result, SaleDraft};
+use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId, VoucherId, Window, shop};
+
+use super::{Store, unreadable};
+use crate::db::{Row, Tx, args};
+
+const SALES: &str = "SELECT sale.id, voucher_id, title, sale.price_cents, worth_cents, status, begin_at, end_at,
+        total, cap, sold, epoch, ver
+    FROM sale JOIN voucher ON voucher.id = voucher_id";
+
+/// The sale in a row of [`SALES`].
+fn read(row: &Row) -> Result<Sale> {
+    let bad = || unreadable("a sale");
+    let count = |column| u32::try_from(row.int(column)?).map_err(|_| bad());
+    Ok(Sale {
+        id: SaleId::new(row.int(0)?).map_err(|_| bad())?,
+        voucher: VoucherId::new(row.int(1)?).map_err(|_| bad())?,
+        title: row.text(2)?,
+        price: Money::from_cents(row.int(3)?).ok_or_else(bad)?,
+        worth: Money::from_cents(row.int(4)?).ok_or_else(bad)?,
+        status: SaleStatus::parse(&row.text(5)?).ok_or_else(bad)?,
+        window: Window { begin: Timestamp::from_ms(row.int(6)?), end: Timestamp::from_ms(row.int(7)?) },
+        total: count(8)?,
+        cap: count(9)?,
+        sold: count(10)?,
+        epoch: Epoch(row.int(11)?),
+        ver: row.int(12)?,
+    })
+}
+
+async fn find(tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
+    let row = tx.row(&format!("{SALES} WHERE sale.id = ?"), args![id.get()]).await?;
+    row.as_ref().map(read).transpose()
+}
+
+impl Store {
+    pub(super) async fn read_sales(&self) -> Result<Vec<Sale>> {
+        let rows = self.db.rows(&format!("{SALES} ORDER BY sale.id DESC"), &[]).await?;
+        rows.iter().map(read).collect()
+    }
+
+    pub(super) async fn read_sale(&self, id: SaleId) -> Result<Option<Sale>> {
+        let row = self.db.row(&format!("{SALES} WHERE sale.id = ?"), args![id.get()]).await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    pub(super) async fn load_sale(&self, id: SaleId) -> Result<Option<Loaded>> {
+        // One moment: the sale's row and its orders belong together.
+        let mut tx = self.db.snapshot().await?;
+        let Some(sale) = find(&mut tx, id).await? else {
+            tx.roll_back().await?;
+            return Ok(None);
+        };
+        let mut pairs = Vec::with_capacity(sale.sold as usize);
+        // Quarantined orders keep their mark: their stock stays taken until a person has looked.
+        for sql in [
+            "SELECT user_id, id FROM orders WHERE sale_id = ? AND live = 1",
+            "SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND order_id NOT IN (SELECT id FROM orders)",
+        ] {
+            tx.pairs(sql, args![id.get()], &mut pairs).await?;
+        }
+        tx.roll_back().await?;
+        let mark = |(user, order)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
+        let marks: Option<Vec<_>> = pairs.into_iter().map(mark).collect();
+        Ok(Some(Loaded { sale, marks: marks.ok_or_else(|| unreadable("an order"))? }))
+    }
+
+    pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {
+        let SaleDraft { id, voucher, stock, window, status } = draft;
+        let lock = self.db.dialect().for_update();
+        let mut tx = self.db.begin().await?;
+        // The voucher's row is locked, so two who create its sale come one after the other.
+        let price = format!("SELECT price_cents FROM voucher WHERE id = ? AND kind = 'flash_sale'{lock}");
+        let Some(price) = tx.row(&price, args![voucher.get()]).await? else {
+            tx.roll_back().await?;
+            return Ok(Created::NoParent);
+        };
+        if tx.row("SELECT id FROM sale WHERE voucher_id = ?", args![voucher.get()]).await?.is_some() {
+            tx.roll_back().await?;
+            return Ok(Created::Exists);
+        }
+        let insert = "INSERT INTO sale (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, created_at)
+                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        let (begin, end) = (window.begin.ms(), window.end.ms());
+        let values = args![id.get(), voucher.get(), price.int(0)?, status.as_str(), begin, end, stock, stock, now.ms()];
+        tx.execute(insert, values).await?;
+        tx.commit().await?;
+        Ok(Created::Done)
+    }
+
+    /// The sale, its row locked until the transaction ends.
+    async fn locked(&self, tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
+        let lock = self.db.dialect().for_update();
+        tx.rows(&format!("SELECT id FROM sale WHERE id = ?{lock}"), args![id.get()]).await?;
+        find(tx, id).await
+    }
+
+    pub(super) async fn edit_status(&self, id: SaleId, status: SaleStatus) -> Result<Edited> {
+        let mut tx = self.db.begin().await?;
+        let refused = match self.locked(&mut tx, id).await? {
+            None => Edited::NoSuchSale,
+            Some(sale) if sale.status == status => Edited::Repeated(sale),
+            Some(sale) if !sale.status.may_become(status) => Edited::Illegal(sale.status),
+            Some(mut sale) => {
+                sale.status = status;
+                sale.ver += 1;
+                let update = "UPDATE sale SET status = ?, ver = ? WHERE id = ?";
+                tx.execute(update, args![status.as_str(), sale.ver, id.get()]).await?;
+                tx.commit().await?;
+                return Ok(Edited::Done(sale));
+            }
+        };
+        tx.roll_back().await?;
+        Ok(refused)
+    }
+
+    pub(super) async fn add_stock(&self, id: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<Edited> {
+        let mut tx = self.db.begin().await?;
+        let sale = self.locked(&mut tx, id).await?;
+        let earlier = tx.row("SELECT sale_id, added FROM top_up WHERE request_id = ?", args![request_id]).await?;
+        let refused = match (sale, earlier) {
+            (None, _) => Edited::NoSuchSale,
+            (Some(sale), Some(row)) if (row.int(0)?, row.int(1)?) == (id.get(), i64::from(add)) => {
+                Edited::Repeated(sale)
+            }
+            (Some(_), Some(_)) => Edited::RequestIdReused,
+            (Some(sale), None) if sale.status == SaleStatus::Ended || add > shop::MAX_STOCK - sale.total => {
+                Edited::Illegal(sale.status)
+            }
+            (Some(mut sale), None) => {
+                sale.total += add;
+                sale.cap = sale.total;
+                sale.ver += 1;
+                let insert = "INSERT INTO top_up (request_id, sale_id, added, at) VALUES (?, ?, ?, ?)";
+                tx.execute(insert, args![request_id, id.get(), add, now.ms()]).await?;
+                let update = "UPDATE sale SET total = ?, cap = ?, ver = ? WHERE id = ?";
+                tx.execute(update, args![sale.total, sale.cap, sale.ver, id.get()]).await?;
+                tx.commit().await?;
+                return Ok(Edited::Done(sale));
+            }
+        };
+        tx.roll_back().await?;
+        Ok(refused)
+    }
+}
