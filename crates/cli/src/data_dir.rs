@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use rand::RngExt as _;
 use stampede_http::AdminToken;
+use stampede_ledger::Database;
 
 /// Holds the folder until dropped. The lock is the kernel's: it goes with the process, however that ends.
 #[derive(Debug)]
@@ -26,15 +27,8 @@ impl DataDir {
             .mode(0o700)
             .create(path)
             .with_context(|| format!("cannot make the data folder {shown}"))?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path.join("lock"));
-        let lock = lock.with_context(|| format!("cannot write in the data folder {shown}"))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => {
-                bail!("another stampede uses the data folder {shown}; stop it, or choose another with --data-dir")
-            }
-            Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {shown}")),
-        }
+        let lock = hold(&path.join("lock"), &format!("the data folder {shown}"), "--data-dir")?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     /// The token: from the environment, from the given file, or kept in this folder and made at the first start. Also where it
@@ -68,6 +62,25 @@ impl DataDir {
         };
         make().with_context(|| format!("cannot write the admin token to {}", path.display()))?;
         Ok(path)
+    }
+}
+
+/// Holds an embedded database, wherever it is: what one process has in memory, another must not change. `None` for a database
+/// server.
+pub fn hold_database(database: &Database) -> anyhow::Result<Option<File>> {
+    let Database::Sqlite(path) = database else { return Ok(None) };
+    let mut lock = path.clone().into_os_string();
+    lock.push(".lock");
+    hold(Path::new(&lock), &format!("the database {}", path.display()), "--database").map(Some)
+}
+
+fn hold(lock: &Path, what: &str, flag: &str) -> anyhow::Result<File> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(lock);
+    let file = file.with_context(|| format!("cannot write {}", lock.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!("another stampede uses {what}; stop it, or choose another with {flag}"),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", lock.display())),
     }
 }
 

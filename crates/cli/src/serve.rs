@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
-use crate::data_dir::DataDir;
+use crate::data_dir::{DataDir, hold_database};
 use crate::demo;
 use crate::sender::Console;
 use crate::settings::{Flags, Log, LogFormat, SenderKind, ServeFlags, Settings};
@@ -53,6 +53,7 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     // From here on a signal means a graceful stop, however early it comes.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let data_dir = DataDir::hold(&settings.data_dir)?;
+    let _held = hold_database(&database)?;
     let (admin_token, token_from) = data_dir.admin_token(settings.admin_token_file())?;
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
     let listener = bind(settings.listen).await?;
@@ -65,7 +66,7 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
     let console = (demo || settings.login.sender == SenderKind::Console).then(|| Arc::new(Console::default()));
     let sender = console.clone().map(|console| console as Arc<dyn Sender>);
-    let engine = Engine::start(settings.engine(demo), stores, Arc::new(SystemClock), sender).await?;
+    let engine = Engine::start(settings.engine(&database, demo), stores, Arc::new(SystemClock), sender).await?;
     if let Some(console) = console.as_deref().filter(|_| demo) {
         demo::fill(&engine, console).await?;
     }

@@ -228,9 +228,11 @@ impl Settings {
         }
     }
 
-    pub fn engine(&self, demo: bool) -> EngineConfig {
+    pub fn engine(&self, database: &Database, demo: bool) -> EngineConfig {
         let (buy, login) = (&self.buy, &self.login);
         EngineConfig {
+            // An embedded database is ours alone: its lock is held.
+            shared_ledger: !matches!(database, Database::Sqlite(_)),
             solo: SoloConfig {
                 answer_within: Duration::from_millis(buy.answer_within_ms),
                 max_batch: buy.max_batch,

@@ -174,6 +174,9 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// Gives the rest of a lease back: nothing from `unused_from` on was used.
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()>;
 
+    /// Does anybody else hold a worker number now? Then others may sell from this ledger, too.
+    async fn has_other_workers(&self, holder: &str) -> Result<bool>;
+
     /// Does it answer?
     async fn ping(&self) -> Result<()>;
 

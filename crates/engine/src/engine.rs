@@ -1,5 +1,6 @@
 //! Starts a tier, holds its parts, and settles everything at shutdown.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ use crate::workers;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
+    /// Other processes may sell from the same ledger.
+    pub shared_ledger: bool,
     pub solo: SoloConfig,
     pub people: PeopleConfig,
 }
@@ -50,7 +53,9 @@ pub struct Engine {
     pub(crate) owed: Arc<Notify>,
     pub(crate) solo: Solo,
     ids: Arc<Snowflake>,
-    holder: String,
+    pub(crate) holder: String,
+    /// Others sell from the same ledger, as far as we know.
+    pub(crate) has_others: AtomicBool,
     workers: Mutex<JoinSet<()>>,
 }
 
@@ -66,6 +71,12 @@ impl Engine {
         let ledger = stores.ledger.clone();
         let lease = workers::lease::first(ledger.as_ref(), &holder).await?;
         let ids = Arc::new(Snowflake::new(clock.clone(), lease));
+        let has_others = config.shared_ledger && ledger.has_other_workers(&holder).await?;
+        if has_others {
+            // They look for others once a second. Only when they know of us may we sell something that they do not know of.
+            tokio::time::sleep(workers::watch::LOOK_EVERY * 2).await;
+        }
+        let has_others = AtomicBool::new(has_others);
 
         let (gate, shelf) = (Arc::new(MemoryGate::new()), Shelf::default());
         for sale in ledger.sales().await? {
@@ -92,8 +103,9 @@ impl Engine {
 
         let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
         let workers = Mutex::new(workers);
-        let engine = Arc::new(Self { stores, clock, gate, shelf, people, owed, solo, ids, holder, workers });
-        let watch = workers::watch::keep(Arc::downgrade(&engine));
+        let engine =
+            Arc::new(Self { stores, clock, gate, shelf, people, owed, solo, ids, holder, has_others, workers });
+        let watch = workers::watch::keep(Arc::downgrade(&engine), config.shared_ledger);
         engine.workers.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
         Ok(engine)
     }
@@ -109,17 +121,25 @@ impl Engine {
 
     /// One for this user, or the one he has.
     pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
-        match self.solo.buy(sale, user).await {
-            // Not at the gate, but on the shelf: long over. Who has an order of it still gets it back.
+        let refusal = match self.solo.buy(sale, user).await {
+            // Not at the gate, but on the shelf: long over.
             Err(Error::Refused(Refusal::NoSuchSale))
                 if self.sale(sale).is_ok_and(|view| self.is_long_over(&view.sale)) =>
             {
-                match self.stores.ledger.live_order(sale, user).await? {
-                    Some(order) => Ok(Bought { order, already: true }),
-                    None => Err(Error::Refused(Refusal::Ended)),
-                }
+                Refusal::Ended
             }
-            bought => bought,
+            // Alone, our gate knows of every order; with others about, one may have been made a moment ago.
+            Err(Error::Refused(refusal @ (Refusal::SoldOut | Refusal::Ended | Refusal::Paused)))
+                if self.has_others.load(Ordering::Relaxed) =>
+            {
+                refusal
+            }
+            bought => return bought,
+        };
+        // Who has an order gets it back, whatever else is true.
+        match self.stores.ledger.live_order(sale, user).await? {
+            Some(order) => Ok(Bought { order, already: true }),
+            None => Err(Error::Refused(refusal)),
         }
     }
 

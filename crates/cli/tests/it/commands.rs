@@ -96,6 +96,10 @@ async fn one_server_per_data_folder_and_per_port() {
     let told = fails(&["serve", "--data-dir", folder.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
     assert!(told.contains("another stampede"), "{told}");
     let other = crate::shop::folder();
+    let database = format!("sqlite:{}", folder.path().join("stampede.db").display());
+    let dir = other.path().to_str().unwrap();
+    let told = fails(&["serve", "--data-dir", dir, "--database", &database, "--listen", "127.0.0.1:0"]);
+    assert!(told.contains("another stampede"), "{told}");
     let taken = shop.address.to_string();
     let told = fails(&["serve", "--data-dir", other.path().to_str().unwrap(), "--listen", &taken]);
     assert!(told.contains(&taken), "{told}");

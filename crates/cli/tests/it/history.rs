@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use stampede_core::{OrderId, SaleId, UserId};
 use stampede_ledger::Stores;
@@ -19,14 +20,23 @@ pub enum Heard {
     Unknown,
 }
 
-/// Every attempt of every buyer, in the order they ended.
+#[derive(Debug, Clone)]
+struct Attempt {
+    user: UserId,
+    heard: Heard,
+    invoked: Instant,
+    ended: Instant,
+}
+
+/// Every attempt of every buyer.
 #[derive(Debug, Default)]
-pub struct History(Mutex<Vec<(UserId, Heard)>>);
+pub struct History(Mutex<Vec<Attempt>>);
 
 impl History {
     /// One try to buy, recorded.
     pub async fn buy(&self, client: &mut Client, sale: SaleId, buyer: &Buyer) -> Heard {
         let path = format!("/v1/sales/{sale}/orders");
+        let invoked = Instant::now();
         let heard = match client.post(&path, &buyer.token, &serde_json::Value::Null).await {
             Ok(reply) if reply.status == 201 || reply.status == 200 => {
                 Heard::Order(reply.text("id").parse().unwrap(), reply.status.as_u16())
@@ -35,12 +45,13 @@ impl History {
             Ok(reply) => Heard::No(reply.text("code")),
             Err(_) => Heard::Unknown,
         };
-        self.0.lock().unwrap().push((buyer.id.parse().unwrap(), heard.clone()));
+        let (user, ended) = (buyer.id.parse().unwrap(), Instant::now());
+        self.0.lock().unwrap().push(Attempt { user, heard: heard.clone(), invoked, ended });
         heard
     }
 
     pub fn all(&self) -> Vec<(UserId, Heard)> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().unwrap().iter().map(|attempt| (attempt.user, attempt.heard.clone())).collect()
     }
 
     /// How many heard 201.
@@ -67,8 +78,28 @@ impl History {
                 Heard::No(_) => {}
             }
         }
+        self.check_asked_again();
         let unexpected: Vec<_> = rows.keys().filter(|user| !attempted.contains(user)).collect();
         assert!(unexpected.is_empty(), "rows of people who heard no or never asked: {unexpected:?}");
         rows.len()
+    }
+
+    /// Who asked after he was told his order was told the same order, and never no.
+    fn check_asked_again(&self) {
+        let attempts = self.0.lock().unwrap().clone();
+        let mut told: HashMap<UserId, (OrderId, Instant)> = HashMap::new();
+        for attempt in &attempts {
+            if let Heard::Order(order, _) = attempt.heard {
+                let first = told.entry(attempt.user).or_insert((order, attempt.ended));
+                first.1 = first.1.min(attempt.ended);
+            }
+        }
+        for Attempt { user, heard, invoked, .. } in &attempts {
+            if let (Some((order, since)), Heard::No(code)) = (told.get(user), heard)
+                && since < invoked
+            {
+                panic!("{user} had {order} and was then told {code}");
+            }
+        }
     }
 }

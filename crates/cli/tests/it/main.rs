@@ -2,6 +2,7 @@
 //!
 //! - `shop`, `history`: a running server with buyers in it, and what they heard against what the ledger holds
 //! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
+//! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
 //! - `durability`: nothing is promised before it is on the disk
 //! - `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
 
@@ -13,6 +14,8 @@ mod crash;
 mod durability;
 mod history;
 mod hostile;
+mod nodes;
+mod outage;
 mod people;
 mod shop;
 mod storm;

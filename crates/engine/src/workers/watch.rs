@@ -1,7 +1,9 @@
-//! Watches the ledger's sales: another process may have edited one, made one, or taken an order back.
+//! Watches the ledger's sales: another process may have edited one, made one, or taken an order back; or we may have been cut
+//! short between the ledger and the gate. Also puts away what is long over.
 
 use std::collections::HashMap;
 use std::sync::Weak;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use stampede_core::ports::Result;
@@ -10,26 +12,30 @@ use stampede_core::{Sale, SaleId};
 use crate::commit::describe;
 use crate::engine::Engine;
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What the ledger and the gate say that is sold, where they differ.
 type Difference = (u32, u32);
 
 /// Ends with its engine.
-pub(crate) async fn keep(engine: Weak<Engine>) {
+pub(crate) async fn keep(engine: Weak<Engine>, shared_ledger: bool) {
     let mut turns = tokio::time::interval(LOOK_EVERY);
     turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut seen = HashMap::new();
     loop {
         turns.tick().await;
         let Some(engine) = engine.upgrade() else { return };
-        if let Err(error) = look(&engine, &mut seen).await {
+        if let Err(error) = look(&engine, shared_ledger, &mut seen).await {
             tracing::warn!(error = describe(&error), "cannot look at the sales; trying again");
         }
     }
 }
 
-async fn look(engine: &Engine, seen: &mut HashMap<SaleId, Difference>) -> Result<()> {
+async fn look(engine: &Engine, shared_ledger: bool, seen: &mut HashMap<SaleId, Difference>) -> Result<()> {
+    if shared_ledger {
+        let has_others = engine.stores.ledger.has_other_workers(&engine.holder).await?;
+        engine.has_others.store(has_others, Ordering::Relaxed);
+    }
     let mut differences = HashMap::new();
     for sale in engine.stores.ledger.sales().await? {
         engine.shelf.put(sale.clone());
@@ -60,7 +66,7 @@ async fn look(engine: &Engine, seen: &mut HashMap<SaleId, Difference>) -> Result
 }
 
 /// A sale that another process made, or that could not be opened when it was made here.
-pub(crate) async fn open(engine: &Engine, sale: &Sale) -> Result<()> {
+async fn open(engine: &Engine, sale: &Sale) -> Result<()> {
     if let Some(loaded) = engine.stores.ledger.load(sale.id).await? {
         engine.gate.open(loaded);
     }

@@ -102,6 +102,9 @@ impl Ledger for Faulty {
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
         self.inner.return_worker(holder, worker, unused_from).await
     }
+    async fn has_other_workers(&self, holder: &str) -> Result<bool> {
+        self.inner.has_other_workers(holder).await
+    }
     async fn ping(&self) -> Result<()> {
         self.inner.ping().await
     }

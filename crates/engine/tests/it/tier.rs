@@ -13,6 +13,7 @@ use stampede_limit::Limit;
 use tempfile::TempDir;
 
 pub const CONFIG: Config = Config {
+    shared_ledger: true,
     solo: SoloConfig { answer_within: Duration::from_secs(5), max_batch: 64, queue_per_sale: 100, queue_total: 150 },
     people: PeopleConfig {
         session_ttl: Duration::from_secs(60),

@@ -40,6 +40,13 @@ impl Store {
         row.ok_or_else(|| LedgerError::Poison("the database has no clock".into()))?.int(0)
     }
 
+    pub(super) async fn find_other_worker(&self, holder: &str) -> Result<bool> {
+        let now = self.db.row(self.db.dialect().now_ms(), &[]).await?;
+        let now_ms = now.ok_or_else(|| LedgerError::Poison("the database has no clock".into()))?.int(0)?;
+        let sql = "SELECT worker FROM worker_lease WHERE until_ms > ? AND holder NOT IN ('', ?) LIMIT 1";
+        Ok(self.db.row(sql, args![now_ms, holder]).await?.is_some())
+    }
+
     pub(super) async fn end_lease(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
         let sql = "UPDATE worker_lease SET until_ms = CASE WHEN until_ms < ? THEN until_ms ELSE ? END, holder = ''
                    WHERE worker = ? AND holder = ?";

@@ -141,6 +141,10 @@ impl Ledger for Store {
         again!(self.end_lease(holder, worker, unused_from))
     }
 
+    async fn has_other_workers(&self, holder: &str) -> Result<bool> {
+        self.find_other_worker(holder).await
+    }
+
     async fn ping(&self) -> Result<()> {
         self.db.rows("SELECT id FROM sale WHERE id = 0", &[]).await?;
         Ok(())

@@ -253,6 +253,11 @@ pub async fn creates_only_under_a_parent(stores: &Stores) {
 pub async fn leases_never_overlap(stores: &Stores) {
     const SPAN: Duration = Duration::from_secs(60);
     let zero = Timestamp::from_ms(0);
+    let only = stores.ledger.lease_worker("only", None, zero, SPAN).await.unwrap();
+    assert!(!stores.ledger.has_other_workers("only").await.unwrap());
+    assert!(stores.ledger.has_other_workers("another").await.unwrap());
+    stores.ledger.return_worker("only", only.worker, only.until).await.unwrap();
+    assert!(!stores.ledger.has_other_workers("another").await.unwrap(), "given back");
     let lease = |holder: String, worker, not_before| {
         let ledger = stores.ledger.clone();
         async move { ledger.lease_worker(&holder, worker, not_before, SPAN).await.unwrap() }
@@ -265,6 +270,7 @@ pub async fn leases_never_overlap(stores: &Stores) {
         assert!(workers.insert(granted.worker), "two hold worker {:?}", granted.worker);
     }
 
+    assert!(stores.ledger.has_other_workers("h0").await.unwrap());
     let mine = lease("me".into(), None, zero).await;
     let renewed = lease("me".into(), Some(mine.worker), mine.until).await;
     assert_eq!((renewed.worker, renewed.from), (mine.worker, mine.from));

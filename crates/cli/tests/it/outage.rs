@@ -1,0 +1,150 @@
+//! The database dies, is cut off, is slow, or does not say whether it has committed; the disk is full. Nothing is lost, doubled or
+//! released by mistake, and the sale goes on by itself.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stampede_core::SaleId;
+use stampede_testkit::proxy::Fault;
+use stampede_testkit::{Client, Dice, Proxy, count};
+use tokio::task::JoinHandle;
+
+use crate::history::{Heard, History};
+use crate::shop::{Buyer, Kind, Place, Shop, command, ledger, serving};
+
+const PEOPLE: u64 = 120;
+const STOCK: u32 = 80;
+
+/// A crowd that presses until it is told yes or no. Its members come one after the other, so that the fault hits some of them.
+fn crowd(shop: &Shop, sale: SaleId, buyers: &[Buyer], history: &Arc<History>, spread: Duration) -> Vec<JoinHandle<()>> {
+    let step = spread / buyers.len() as u32;
+    let come = |(n, buyer): (u32, &Buyer)| {
+        let (history, buyer, address) = (history.clone(), buyer.clone(), shop.address);
+        tokio::spawn(async move {
+            tokio::time::sleep(step * n).await;
+            let deadline = Instant::now() + Duration::from_secs(90);
+            let mut client = Client::connect(address).await.unwrap();
+            while history.buy(&mut client, sale, &buyer).await == Heard::Unknown {
+                assert!(Instant::now() < deadline, "never told");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+    };
+    (0..).zip(buyers).map(come).collect()
+}
+
+async fn all_told(crowd: Vec<JoinHandle<()>>, place: &Place, sale: SaleId, history: &History) {
+    for one in crowd {
+        one.await.unwrap();
+    }
+    assert_eq!(history.check(&ledger(place).await, sale).await, STOCK as usize);
+    let yes = history.all().iter().filter(|(_, heard)| matches!(heard, Heard::Order(..))).count();
+    assert_eq!(yes, STOCK as usize, "each who has one was told so in the end");
+}
+
+/// `kill -9` of the database under load, and its return.
+async fn database_killed(kind: Kind) {
+    let server = kind.own_server();
+    let place = Place::with(Some(kind.create_database(&server, server.port())));
+    let mut command = command(&place);
+    command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
+    let shop = Shop::run(command);
+    let buyers = shop.log_in(0, PEOPLE).await;
+    for round in 0..count(5, 1) {
+        let sale = shop.put_up(STOCK).await;
+        let history = Arc::new(History::default());
+        let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(400));
+        tokio::time::sleep(Duration::from_millis(50 + 60 * round)).await;
+        server.kill().unwrap();
+        let ready = shop.client().await.get("/readyz", "").await.unwrap();
+        assert_eq!(ready.status, 503, "it says that it cannot work");
+        server.restart().unwrap();
+        all_told(crowd, &place, sale, &history).await;
+    }
+    assert!(shop.stop().success());
+}
+
+/// Everything a wire can do, one after the other, under load.
+async fn wire_broken(kind: Kind) {
+    let server = kind.server().unwrap();
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let place = Place::with(Some(kind.create_database(server, proxy.address().port())));
+    let mut command = command(&place);
+    command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
+    let shop = Shop::run(command);
+    let buyers = shop.log_in(0, PEOPLE).await;
+    let mut dice = Dice::new(7);
+    for round in 0..count(3, 1) {
+        for fault in [Fault::Cut, Fault::Delay(Duration::from_millis(30)), Fault::Hang, Fault::DropAnswers] {
+            let sale = shop.put_up(STOCK).await;
+            let history = Arc::new(History::default());
+            let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(400));
+            tokio::time::sleep(Duration::from_millis(dice.within(20..300))).await;
+            eprintln!("{kind:?}, round {round}: {fault:?}");
+            proxy.set(fault);
+            tokio::time::sleep(Duration::from_millis(dice.within(300..900))).await;
+            if fault == Fault::DropAnswers {
+                // What was asked in the meantime will never be answered: such connections end.
+                proxy.set(Fault::Cut);
+            }
+            proxy.set(Fault::None);
+            all_told(crowd, &place, sale, &history).await;
+        }
+    }
+    assert!(shop.stop().success());
+}
+
+macro_rules! on_each_server {
+    ($($module:ident = $kind:expr),*) => {
+        $(mod $module {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn database_killed() {
+                super::database_killed($kind).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn wire_broken() {
+                super::wire_broken($kind).await;
+            }
+        })*
+    };
+}
+
+on_each_server! { mariadb = Kind::MariaDb, postgres = Kind::Postgres }
+
+/// The disk fills up under load: no yes without its row, and when there is room again the sale goes on by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn disk_full_on_sqlite() {
+    let place = crate::shop::folder();
+    // A file that may not grow stands in for a disk that is full; the limit is lifted from outside while the server runs.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_stampede")]);
+    let mut command = serving(limited, &place);
+    command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "500").env("STAMPEDE__LOG__LEVEL", "off");
+    let shop = Shop::run(command);
+    let buyers = shop.log_in(0, PEOPLE).await;
+    let limit = |bytes: &str| {
+        let pid = shop.process.pid().to_string();
+        let set = Command::new("prlimit").args(["--pid", &pid, &format!("--fsize={bytes}:unlimited")]).status();
+        assert!(set.unwrap().success());
+    };
+    for extra in 0..count(20, 4) {
+        let sale = shop.put_up(STOCK).await;
+        let history = Arc::new(History::default());
+        let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(100));
+        // The log is written from its start again and again, so that the limit is met at every place of a transaction.
+        limit(&(1_000 + extra * 5_000).to_string());
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !history.all().iter().any(|(_, heard)| *heard == Heard::Unknown) {
+            assert!(Instant::now() < deadline, "the disk was never full");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        history.check(&ledger(&place).await, sale).await;
+        limit("unlimited");
+        all_told(crowd, &place, sale, &history).await;
+    }
+    assert!(shop.stop().success());
+}
