@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use rand::RngExt as _;
-use stampede_http::AdminToken;
+use stampede_http::{AdminToken, Role};
 use stampede_ledger::Database;
+
+use crate::settings::{Settings, TokenSetting};
 
 /// Holds the folder until dropped. The lock is the kernel's: it goes with the process, however that ends.
 #[derive(Debug)]
@@ -18,6 +20,8 @@ pub struct DataDir {
 }
 
 const SHORTEST_TOKEN: usize = 16;
+/// The name of the administrator whose token comes from the environment or this folder.
+const FIRST: &str = "admin";
 
 impl DataDir {
     pub fn hold(path: &Path) -> anyhow::Result<Self> {
@@ -31,9 +35,21 @@ impl DataDir {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// The token: from the environment, from the given file, or kept in this folder and made at the first start. Also where it
-    /// came from, to be shown.
-    pub fn admin_token(&self, given: Option<&Path>) -> anyhow::Result<(AdminToken, String)> {
+    /// Everybody who administers; and where the first one's token came from, to be shown.
+    pub fn admin_tokens(&self, settings: &Settings) -> anyhow::Result<(Vec<AdminToken>, String)> {
+        let (first, from) = self.first_token(settings.admin_token_file())?;
+        let mut tokens = vec![AdminToken::new(FIRST, Role::Operator, first)];
+        for (name, TokenSetting { role, file }) in settings.admin_tokens() {
+            if name == FIRST {
+                bail!("admin.tokens: {FIRST:?} is the name of the first administrator; choose another");
+            }
+            tokens.push(AdminToken::new(name.as_str(), (*role).into(), read_token(file)?));
+        }
+        Ok((tokens, from))
+    }
+
+    /// From the environment, from the given file, or kept in this folder and made at the first start.
+    fn first_token(&self, given: Option<&Path>) -> anyhow::Result<(String, String)> {
         if let Some(token) = std::env::var_os("STAMPEDE_ADMIN_TOKEN") {
             let token = token.into_string().ok().context("STAMPEDE_ADMIN_TOKEN is not valid text")?;
             return Ok((check(&token, "STAMPEDE_ADMIN_TOKEN")?, "token from STAMPEDE_ADMIN_TOKEN".into()));
@@ -42,9 +58,7 @@ impl DataDir {
             Some(path) => path.to_owned(),
             None => self.made_token()?,
         };
-        let shown = path.display().to_string();
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read the admin token in {shown}"))?;
-        Ok((check(text.trim(), &shown)?, format!("token in {shown}")))
+        Ok((read_token(&path)?, format!("token in {}", path.display())))
     }
 
     fn made_token(&self) -> anyhow::Result<PathBuf> {
@@ -84,9 +98,15 @@ fn hold(lock: &Path, what: &str, flag: &str) -> anyhow::Result<File> {
     }
 }
 
-fn check(token: &str, from: &str) -> anyhow::Result<AdminToken> {
+fn read_token(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the admin token in {shown}"))?;
+    check(text.trim(), &shown)
+}
+
+fn check(token: &str, from: &str) -> anyhow::Result<String> {
     if token.len() < SHORTEST_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
         bail!("the admin token from {from} must have at least {SHORTEST_TOKEN} visible ASCII characters and no spaces");
     }
-    Ok(AdminToken::new(token))
+    Ok(token.to_owned())
 }

@@ -2,8 +2,11 @@
 //!
 //! - [`serve`]: the server; [`demo`] fills it with something to look at
 //! - [`migrate`]: brings the database's tables up to date
+//! - [`config`]: shows or checks the settings; [`completions`]: for shells
 //! - [`settings`]: defaults, file, environment and flags into one value
 
+mod completions;
+mod config;
 mod data_dir;
 mod demo;
 mod migrate;
@@ -35,6 +38,12 @@ enum Command {
     ///
     /// `serve` does the same when it starts; this is for doing it beforehand.
     Migrate(migrate::Migrate),
+    /// Show or check the settings
+    Config(config::Config),
+    /// Print completions for a shell
+    ///
+    /// For bash: `stampede completions bash > ~/.local/share/bash-completion/completions/stampede`
+    Completions(completions::Completions),
 }
 
 fn main() -> std::process::ExitCode {
@@ -42,6 +51,11 @@ fn main() -> std::process::ExitCode {
     let done = match cli.command {
         Command::Serve(command) => command.run(),
         Command::Migrate(command) => command.run(),
+        Command::Config(command) => command.run(),
+        Command::Completions(command) => {
+            command.run();
+            Ok(())
+        }
     };
     match done {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -54,7 +54,8 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let data_dir = DataDir::hold(&settings.data_dir)?;
     let _held = hold_database(&database)?;
-    let (admin_token, token_from) = data_dir.admin_token(settings.admin_token_file())?;
+    let (admin_tokens, token_from) = data_dir.admin_tokens(&settings)?;
+    let trusted_proxies = settings.trusted_proxies()?;
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
     let listener = bind(settings.listen).await?;
     let admin_listener = match admin_listen {
@@ -72,7 +73,8 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     }
 
     let config = Config {
-        admin_token,
+        admin_tokens,
+        trusted_proxies,
         buys_per_user: settings.buy.per_user.into(),
         logins_per_ip: settings.login.per_ip.into(),
         limit_memory: settings.limits.memory,

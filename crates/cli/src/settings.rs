@@ -1,16 +1,17 @@
 //! Defaults, file, environment and flags into one value. A setting that does not exist is an error that names it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::solo::SoloConfig;
 use stampede_engine::{Config as EngineConfig, PeopleConfig};
-use stampede_http::ServerConfig;
+use stampede_http::{Network, Role, ServerConfig};
 use stampede_ledger::Database;
 
 const DEFAULTS: &str = include_str!("../../../config/default.toml");
@@ -96,7 +97,7 @@ pub struct Settings {
     database: String,
     pub listen: SocketAddr,
     admin_listen: String,
-    pub admin: Admin,
+    admin: Admin,
     http: Http,
     pub buy: Buy,
     pub login: Login,
@@ -107,7 +108,32 @@ pub struct Settings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Admin {
-    pub token_file: String,
+    token_file: String,
+    tokens: BTreeMap<String, TokenSetting>,
+}
+
+/// One more administrator.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenSetting {
+    pub role: RoleSetting,
+    pub file: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoleSetting {
+    Viewer,
+    Operator,
+}
+
+impl From<RoleSetting> for Role {
+    fn from(role: RoleSetting) -> Self {
+        match role {
+            RoleSetting::Viewer => Self::Viewer,
+            RoleSetting::Operator => Self::Operator,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -117,6 +143,7 @@ struct Http {
     head_within_ms: u64,
     answer_within_ms: u64,
     drain_within_ms: u64,
+    trusted_proxies: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,26 +181,30 @@ pub struct Log {
     pub format: LogFormat,
 }
 
+/// Defaults, file, environment, flags, one over the other.
+pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config> {
+    let mut builder = config::Config::builder().add_source(File::from_str(DEFAULTS, FileFormat::Toml));
+    if let Some(path) = &flags.config {
+        builder = builder.add_source(File::from(path.as_path()).format(FileFormat::Toml));
+    }
+    let environment = Environment::with_prefix("STAMPEDE").prefix_separator("__").separator("__").try_parsing(true);
+    builder = builder.add_source(environment);
+    let given = [
+        ("database", flags.database.clone()),
+        ("data_dir", flags.data_dir.as_deref().map(|path| path.display().to_string())),
+        ("tier", serve.tier.clone()),
+        ("listen", serve.listen.clone()),
+        ("admin_listen", serve.admin_listen.clone()),
+    ];
+    for (setting, value) in given {
+        builder = builder.set_override_option(setting, value)?;
+    }
+    builder.build().context("the settings are not right")
+}
+
 impl Settings {
     pub fn load(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<Self> {
-        let mut builder = config::Config::builder().add_source(File::from_str(DEFAULTS, FileFormat::Toml));
-        if let Some(path) = &flags.config {
-            builder = builder.add_source(File::from(path.as_path()).format(FileFormat::Toml));
-        }
-        let environment = Environment::with_prefix("STAMPEDE").prefix_separator("__").separator("__").try_parsing(true);
-        builder = builder.add_source(environment);
-        let given = [
-            ("database", flags.database.clone()),
-            ("data_dir", flags.data_dir.as_deref().map(|path| path.display().to_string())),
-            ("tier", serve.tier.clone()),
-            ("listen", serve.listen.clone()),
-            ("admin_listen", serve.admin_listen.clone()),
-        ];
-        for (setting, value) in given {
-            builder = builder.set_override_option(setting, value)?;
-        }
-        let settings: Self =
-            builder.build().and_then(config::Config::try_deserialize).context("the settings are not right")?;
+        let settings: Self = merge(flags, serve)?.try_deserialize().context("the settings are not right")?;
         settings.check()?;
         Ok(settings)
     }
@@ -217,6 +248,18 @@ impl Settings {
 
     pub fn admin_token_file(&self) -> Option<&Path> {
         (!self.admin.token_file.is_empty()).then(|| Path::new(&self.admin.token_file))
+    }
+
+    /// Administrators beside the first, by name.
+    pub fn admin_tokens(&self) -> &BTreeMap<String, TokenSetting> {
+        &self.admin.tokens
+    }
+
+    pub fn trusted_proxies(&self) -> anyhow::Result<Vec<Network>> {
+        let parse = |text: &String| {
+            text.parse().map_err(|_| anyhow!("http.trusted_proxies: {text:?} is not a network such as 10.0.0.0/8"))
+        };
+        self.http.trusted_proxies.iter().map(parse).collect()
     }
 
     pub fn server(&self) -> ServerConfig {

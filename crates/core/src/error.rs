@@ -27,10 +27,13 @@ codes! {
     PayloadTooLarge = "payload_too_large",
     UnsupportedMediaType = "unsupported_media_type",
     Unauthorized = "unauthorized",
+    /// Known, but not allowed to do this.
+    Forbidden = "forbidden",
     WrongCode = "wrong_code",
     TooManyRequests = "too_many_requests",
     NoSuchSale = "no_such_sale",
     NoSuchOrder = "no_such_order",
+    NoSuchSession = "no_such_session",
     NoSuchShop = "no_such_shop",
     NoSuchVoucher = "no_such_voucher",
     NoSuchShopType = "no_such_shop_type",

@@ -109,6 +109,17 @@ pub struct SaleDraft {
     pub status: SaleStatus,
 }
 
+/// One line of the audit log: who did what to what, and what came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEntry {
+    pub id: i64,
+    pub at: Timestamp,
+    pub actor: String,
+    pub action: String,
+    pub target: String,
+    pub outcome: String,
+}
+
 /// What became of creating something that hangs on something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
@@ -174,6 +185,12 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// Gives the rest of a lease back: nothing from `unused_from` on was used.
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()>;
 
+    /// Appends to the audit log, which is never changed.
+    async fn audit(&self, entry: &AuditEntry) -> Result<()>;
+
+    /// The audit log, newest first, entries below `before`.
+    async fn audit_log(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>>;
+
     /// Does anybody else hold a worker number now? Then others may sell from this ledger, too.
     async fn has_other_workers(&self, holder: &str) -> Result<bool>;
 
@@ -207,6 +224,7 @@ impl fmt::Debug for SessionId {
 pub struct Session {
     pub id: SessionId,
     pub user: UserId,
+    pub created_at: Timestamp,
     pub expires_at: Timestamp,
 }
 
@@ -252,7 +270,11 @@ pub trait Accounts: Send + Sync + fmt::Debug {
     /// Moves the expiry of sessions that still exist.
     async fn touch_sessions(&self, sessions: &[Session]) -> Result<()>;
 
-    async fn end_session(&self, id: SessionId) -> Result<()>;
+    /// The user's sessions that have not expired, newest first.
+    async fn sessions_of(&self, user: UserId, now: Timestamp) -> Result<Vec<Session>>;
+
+    /// Ends the user's own session; `false` if there is none of this name.
+    async fn end_session(&self, user: UserId, id: SessionId) -> Result<bool>;
 
     /// Forgets codes and sessions that have expired; tells how many.
     async fn forget_expired(&self, now: Timestamp) -> Result<u64>;

@@ -52,7 +52,7 @@ pub struct Engine {
     pub(crate) people: People,
     pub(crate) owed: Arc<Notify>,
     pub(crate) solo: Solo,
-    ids: Arc<Snowflake>,
+    pub(crate) ids: Arc<Snowflake>,
     pub(crate) holder: String,
     /// Others sell from the same ledger, as far as we know.
     pub(crate) has_others: AtomicBool,

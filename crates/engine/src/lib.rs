@@ -5,9 +5,11 @@
 //! - [`batcher`]: the natural batcher, used at every hop
 //! - [`commit`]: what stands behind the batcher: a batch into the ledger until it is known what became of it
 //! - [`sales`], [`orders`], [`people`]: what else the edge may ask for
+//! - [`audit`]: what administrators did
 //! - `token`: the token of a session, checked without any store
 //! - `workers`: what runs beside the requests
 
+pub mod audit;
 pub mod batcher;
 pub mod commit;
 pub mod engine;

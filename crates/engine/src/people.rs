@@ -61,7 +61,12 @@ struct Known {
     expires_at_ms: AtomicI64,
     /// The expiry that the ledger knows, or will soon.
     written_ms: AtomicI64,
+    /// When the ledger last said that it exists.
+    checked_ms: AtomicI64,
 }
+
+/// With other processes about, a session may be ended there: so the ledger is asked again this often.
+const CHECK_EVERY_MS: i64 = 2_000;
 
 #[derive(Debug)]
 pub(crate) struct People {
@@ -92,15 +97,23 @@ impl People {
         (Self { config, accounts, clock, sealer, sender, sessions, touched, codes_per_phone }, to_write)
     }
 
-    fn remember(&self, session: Session) -> Arc<Known> {
+    fn remember(&self, session: Session, now: Timestamp) -> Arc<Known> {
         let expires_at_ms = session.expires_at.ms();
         let known = Arc::new(Known {
             user: session.user,
             expires_at_ms: AtomicI64::new(expires_at_ms),
             written_ms: AtomicI64::new(expires_at_ms),
+            checked_ms: AtomicI64::new(now.ms()),
         });
         // Not over what is there: it may have ended since it was read.
         self.sessions.entry(session.id).or_insert(known).into_value()
+    }
+
+    /// What stays is that it has ended, so that a request that has just read it from the ledger cannot bring it back.
+    fn forget(&self, id: SessionId, user: UserId) {
+        let zero = || AtomicI64::new(0);
+        let ended = Known { user, expires_at_ms: zero(), written_ms: zero(), checked_ms: AtomicI64::new(i64::MAX / 2) };
+        self.sessions.insert(id, Arc::new(ended));
     }
 
     /// Moves the expiry, and has it written once it has moved by a thirtieth of the session's life.
@@ -113,7 +126,8 @@ impl People {
             |to| known.written_ms.compare_exchange(written_ms, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if worth_writing && claim(expires_at.ms()) {
             // If the queue is full, the next use of the session tries again.
-            if self.touched.try_send(Session { id, user: known.user, expires_at }).is_err() {
+            let session = Session { id, user: known.user, created_at: now, expires_at };
+            if self.touched.try_send(session).is_err() {
                 known.written_ms.store(written_ms, Ordering::Relaxed);
             }
         }
@@ -153,7 +167,7 @@ impl Engine {
         let expires_at = now.plus(people.config.session_ttl);
         let user = people.accounts.log_in(&seal, &newcomer, id, expires_at, now).await?;
         let user = user.ok_or(Error::Plain(Code::WrongCode))?;
-        people.remember(Session { id, user: user.id, expires_at });
+        people.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
         Ok(LoggedIn { token: people.sealer.token(id, user.id), user, expires_at })
     }
 
@@ -166,10 +180,18 @@ impl Engine {
         let known = match people.sessions.get(&id) {
             Some(known) => known,
             None => match people.accounts.session(id, now).await? {
-                Some(session) => people.remember(session),
+                Some(session) => people.remember(session, now),
                 None => return Err(refused),
             },
         };
+        let checked_ms = known.checked_ms.load(Ordering::Relaxed);
+        if self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS {
+            if people.accounts.session(id, now).await?.is_none() {
+                people.forget(id, user);
+                return Err(refused);
+            }
+            known.checked_ms.store(now.ms(), Ordering::Relaxed);
+        }
         if known.user != user || known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
             return Err(refused);
         }
@@ -180,12 +202,28 @@ impl Engine {
     /// Ends the session of this token, at once.
     pub async fn log_out(&self, token: &str) -> Result<(), Error> {
         let Some((id, user)) = self.people.sealer.open(token) else { return Err(Error::Plain(Code::Unauthorized)) };
-        // The ledger first: a session forgotten here alone would come back from there. What stays here is that it has ended,
-        // so that a request that has just read it from the ledger cannot bring it back.
-        self.people.accounts.end_session(id).await?;
-        let ended = Known { user, expires_at_ms: AtomicI64::new(0), written_ms: AtomicI64::new(0) };
-        self.people.sessions.insert(id, Arc::new(ended));
+        self.end_session(user, id).await
+    }
+
+    /// Ends the user's own session, at once.
+    pub async fn end_session(&self, user: UserId, id: SessionId) -> Result<(), Error> {
+        // The ledger first: a session forgotten here alone would come back from there.
+        let ended = self.people.accounts.end_session(user, id).await?;
+        if !ended {
+            return Err(Error::Plain(Code::NoSuchSession));
+        }
+        self.people.forget(id, user);
         Ok(())
+    }
+
+    /// The user's sessions, newest first.
+    pub async fn sessions(&self, user: UserId) -> Result<Vec<Session>, Error> {
+        Ok(self.people.accounts.sessions_of(user, self.people.clock.now()).await?)
+    }
+
+    /// Which session is this token of?
+    pub fn session_of(&self, token: &str) -> Option<SessionId> {
+        self.people.sealer.open(token).map(|(id, _)| id)
     }
 
     pub async fn user(&self, id: UserId) -> Result<User, Error> {

@@ -1,45 +1,27 @@
 //! What the handlers share, and the routes.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::address::Network;
+use crate::credentials::AdminToken;
+use crate::orders::BuyMetrics;
+use crate::problem::Problem;
+use crate::server::HttpMetrics;
+use crate::{admin, login, operations, orders, page, sales};
 use axum::Router;
 use axum::routing::{delete, get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use stampede_core::{Code, UserId};
 use stampede_engine::Engine;
 use stampede_limit::{Limit, SlidingWindow};
-use subtle::ConstantTimeEq as _;
-
-use crate::orders::BuyMetrics;
-use crate::problem::Problem;
-use crate::{admin, login, operations, orders, page, sales};
-
-/// The administrator's token. Never shown, compared in constant time.
-#[derive(Clone)]
-pub struct AdminToken(String);
-
-impl AdminToken {
-    pub fn new(token: impl Into<String>) -> Self {
-        Self(token.into())
-    }
-
-    pub(crate) fn is(&self, token: &str) -> bool {
-        self.0.as_bytes().ct_eq(token.as_bytes()).into()
-    }
-}
-
-impl fmt::Debug for AdminToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("AdminToken(…)")
-    }
-}
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub admin_token: AdminToken,
+    pub admin_tokens: Vec<AdminToken>,
+    /// Whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<Network>,
     /// Tries to buy per person.
     pub buys_per_user: Limit,
     /// Login codes and logins per address.
@@ -62,6 +44,7 @@ pub struct App {
     pub(crate) config: Config,
     pub(crate) metrics: PrometheusHandle,
     pub(crate) buy_metrics: BuyMetrics,
+    pub(crate) http_metrics: HttpMetrics,
     pub(crate) buys_per_user: SlidingWindow<UserId>,
     pub(crate) logins_per_ip: SlidingWindow<IpAddr>,
     draining: AtomicBool,
@@ -71,8 +54,9 @@ impl App {
     pub fn new(engine: Arc<Engine>, config: Config, metrics: PrometheusHandle) -> Self {
         let buys_per_user = SlidingWindow::new(config.buys_per_user, config.limit_memory);
         let logins_per_ip = SlidingWindow::new(config.logins_per_ip, config.limit_memory);
-        let (buy_metrics, draining) = (BuyMetrics::new(), AtomicBool::new(false));
-        Self { engine, config, metrics, buy_metrics, buys_per_user, logins_per_ip, draining }
+        let (buy_metrics, http_metrics) = (BuyMetrics::new(), HttpMetrics::new());
+        let draining = AtomicBool::new(false);
+        Self { engine, config, metrics, buy_metrics, http_metrics, buys_per_user, logins_per_ip, draining }
     }
 
     /// From now on `/readyz` says no, so that no new traffic is sent here.
@@ -95,6 +79,8 @@ impl App {
                 .route("/v1/login/codes", post(login::send_code))
                 .route("/v1/login", post(login::log_in))
                 .route("/v1/session", delete(login::log_out))
+                .route("/v1/sessions", get(login::sessions))
+                .route("/v1/sessions/{id}", delete(login::end_session))
                 .route("/v1/me", get(login::me))
                 .route("/v1/sales", get(sales::list))
                 .route("/v1/sales/{id}", get(sales::one))
@@ -106,6 +92,7 @@ impl App {
         if surface != Surface::Buyers {
             router = router
                 .route("/metrics", get(operations::metrics))
+                .route("/admin/v1/audit", get(admin::audit))
                 .route("/admin/v1/shops", post(admin::create_shop))
                 .route("/admin/v1/vouchers", post(admin::create_voucher))
                 .route("/admin/v1/sales", get(admin::list_sales).post(admin::create_sale))

@@ -1,6 +1,6 @@
 //! Bodies, ids, queries, and who is asking. Whatever is wrong becomes a [`Problem`].
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use stampede_core::{Code, UserId};
 use stampede_engine::Error;
 
 use crate::app::App;
+use crate::credentials::{self, Role};
 use crate::problem::Problem;
 
 /// No body that we take is longer.
@@ -102,15 +103,34 @@ impl FromRequestParts<Arc<App>> for Buyer {
     }
 }
 
-/// Somebody who has the administrator's token.
-pub(crate) struct Admin;
+/// The name and role of an administrator.
+fn administrator(parts: &Parts, app: &App) -> Result<(Arc<str>, Role), Problem> {
+    let known = bearer(parts).and_then(|token| credentials::find(&app.config.admin_tokens, token));
+    known.map(|(name, role)| (name.clone(), role)).ok_or_else(|| Problem::new(Code::Unauthorized))
+}
 
-impl FromRequestParts<Arc<App>> for Admin {
+/// An administrator who may look.
+pub(crate) struct Viewer;
+
+impl FromRequestParts<Arc<App>> for Viewer {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let admitted = bearer(parts).is_some_and(|token| app.config.admin_token.is(token));
-        if admitted { Ok(Self) } else { Err(Problem::new(Code::Unauthorized)) }
+        administrator(parts, app).map(|_| Self)
+    }
+}
+
+/// An administrator who may change things, by name.
+pub(crate) struct Operator(pub(crate) Arc<str>);
+
+impl FromRequestParts<Arc<App>> for Operator {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        match administrator(parts, app)? {
+            (name, Role::Operator) => Ok(Self(name)),
+            (_, Role::Viewer) => Err(Problem::new(Code::Forbidden)),
+        }
     }
 }
 
@@ -127,9 +147,9 @@ pub(crate) async fn to_the_end<T: Send + 'static>(
     }
 }
 
-/// Where the request came from, as the connection says.
+/// Where the request came from.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub(crate) struct Peer(pub(crate) IpAddr);
 
 impl FromRequestParts<Arc<App>> for Peer {
     type Rejection = Problem;

@@ -3,11 +3,14 @@
 //! - [`server`]: connections, their limits, graceful shutdown
 //! - [`app`]: what the handlers share; the routes
 //! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
+//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
 //! - `extract`: bodies, ids, queries, who is asking
 //! - one file per resource: `login`, `sales`, `orders`, `admin`, `operations`, `page`
 
+pub mod address;
 mod admin;
 pub mod app;
+pub mod credentials;
 mod extract;
 mod login;
 mod operations;
@@ -17,5 +20,7 @@ pub mod problem;
 mod sales;
 pub mod server;
 
-pub use app::{AdminToken, App, Config, Surface};
+pub use address::Network;
+pub use app::{App, Config, Surface};
+pub use credentials::{AdminToken, Role};
 pub use server::{ServerConfig, serve};

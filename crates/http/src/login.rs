@@ -1,17 +1,19 @@
 //! Login by code, and the session.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
+use stampede_core::ports::{Session, SessionId};
 use stampede_core::{Phone, Timestamp, UserId};
 use stampede_engine::Error;
 
+use crate::address::counted_as;
 use crate::app::App;
-use crate::extract::{Buyer, Json, Peer, Token, to_the_end};
+use crate::extract::{Buyer, Id, Json, Peer, Token, to_the_end};
 use crate::problem::Problem;
 
 #[derive(Deserialize)]
@@ -32,15 +34,7 @@ fn parse_phone(text: &str) -> Result<Phone, Problem> {
 }
 
 fn check_address(app: &App, peer: Peer) -> Result<(), Problem> {
-    Ok(app.logins_per_ip.check(network(peer.0.ip())).map_err(|wait| Error::Limited { wait })?)
-}
-
-/// Who has one IPv6 address has a whole /64 of them: that is what counts as one.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
-        v4 @ IpAddr::V4(_) => v4,
-    }
+    Ok(app.logins_per_ip.check(counted_as(peer.0)).map_err(|wait| Error::Limited { wait })?)
 }
 
 pub(crate) async fn send_code(
@@ -93,6 +87,64 @@ pub(crate) async fn log_in(
 
 pub(crate) async fn log_out(State(app): State<Arc<App>>, _: Buyer, token: Token) -> Result<StatusCode, Problem> {
     to_the_end(async move { app.engine.log_out(&token.0).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Serialize)]
+pub(crate) struct SessionAnswer {
+    id: String,
+    created_at: Timestamp,
+    expires_at: Timestamp,
+    /// The one that asks.
+    current: bool,
+}
+
+#[derive(Serialize)]
+pub(crate) struct SessionsAnswer {
+    sessions: Vec<SessionAnswer>,
+}
+
+/// A session's name as text: 32 hexadecimal digits. Not a token: that has a seal.
+pub(crate) struct SessionName(SessionId);
+
+impl FromStr for SessionName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let id = u128::from_str_radix(text, 16).ok().filter(|_| digits);
+        id.map(|id| Self(SessionId(id.to_be_bytes()))).ok_or("must be 32 hexadecimal digits")
+    }
+}
+
+impl std::fmt::Display for SessionName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0.0))
+    }
+}
+
+pub(crate) async fn sessions(
+    State(app): State<Arc<App>>,
+    Buyer(user): Buyer,
+    token: Token,
+) -> Result<Answer<SessionsAnswer>, Problem> {
+    let current = app.engine.session_of(&token.0);
+    let answer = |session: Session| SessionAnswer {
+        id: SessionName(session.id).to_string(),
+        created_at: session.created_at,
+        expires_at: session.expires_at,
+        current: Some(session.id) == current,
+    };
+    let sessions = app.engine.sessions(user).await?.into_iter().map(answer).collect();
+    Ok(Answer(SessionsAnswer { sessions }))
+}
+
+pub(crate) async fn end_session(
+    State(app): State<Arc<App>>,
+    Buyer(user): Buyer,
+    Id(SessionName(id)): Id<SessionName>,
+) -> Result<StatusCode, Problem> {
+    to_the_end(async move { app.engine.end_session(user, id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use stampede_core::Code;
 
 use crate::app::App;
-use crate::extract::Admin;
+use crate::extract::Viewer;
 use crate::problem::Problem;
 
 pub(crate) async fn healthz() -> &'static str {
@@ -28,7 +28,7 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, 
     }
 }
 
-pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Admin) -> Response {
+pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response {
     #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
     metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render()).into_response()

@@ -50,10 +50,12 @@ const fn texts(code: Code) -> (StatusCode, &'static str, &'static str) {
             (S::UNSUPPORTED_MEDIA_TYPE, "The body must be application/json", "请求体必须为 application/json")
         }
         Code::Unauthorized => (S::UNAUTHORIZED, "Please log in", "请先登录"),
+        Code::Forbidden => (S::FORBIDDEN, "You are not allowed to do this", "没有权限执行此操作"),
         Code::WrongCode => (S::UNPROCESSABLE_ENTITY, "The code is wrong or has expired", "验证码错误或已过期"),
         Code::TooManyRequests => (S::TOO_MANY_REQUESTS, "Too many requests; please wait", "请求过于频繁，请稍候"),
         Code::NoSuchSale => (S::NOT_FOUND, "There is no such sale", "活动不存在"),
         Code::NoSuchOrder => (S::NOT_FOUND, "There is no such order", "订单不存在"),
+        Code::NoSuchSession => (S::NOT_FOUND, "There is no such session", "会话不存在"),
         Code::NoSuchShop => (S::NOT_FOUND, "There is no such shop", "店铺不存在"),
         Code::NoSuchVoucher => (S::NOT_FOUND, "There is no such flash-sale voucher", "秒杀券不存在"),
         Code::NoSuchShopType => (S::NOT_FOUND, "There is no such shop type", "店铺类型不存在"),

@@ -3,25 +3,30 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, Request};
+use axum::http::{HeaderValue, Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use metrics::{Counter, Histogram, counter, histogram};
+use rand::RngExt as _;
 use stampede_core::Code;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::Service as _;
+use tracing::Instrument as _;
 
+use crate::address;
 use crate::app::{App, Surface};
 use crate::extract::Peer;
 use crate::problem::{Language, Problem, render};
@@ -81,7 +86,14 @@ pub async fn serve(
             () = &mut shutdown => break,
         };
         match places.clone().try_acquire_owned() {
-            Ok(place) => serve_connection(stream, peer, router.clone(), config, &graceful, place),
+            Ok(place) => serve_connection(
+                stream,
+                peer,
+                Edge { app: app.clone(), router: router.clone() },
+                config,
+                &graceful,
+                place,
+            ),
             Err(_) => refuse(stream, &refusals),
         }
     }
@@ -111,7 +123,7 @@ fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>) {
 fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
-    router: Router,
+    edge: Edge,
     config: ServerConfig,
     graceful: &GracefulShutdown,
     place: OwnedSemaphorePermit,
@@ -120,7 +132,7 @@ fn serve_connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
-    let service = service_fn(move |request| answer(router.clone(), request, peer, config.answer_within));
+    let service = service_fn(move |request| answer(edge.clone(), request, peer, config));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(config.head_within)
@@ -136,16 +148,59 @@ fn serve_connection(
     });
 }
 
+/// What every connection has at hand.
+#[derive(Clone)]
+struct Edge {
+    app: Arc<App>,
+    router: Router,
+}
+
+/// Figures of all requests, made once.
+#[derive(Debug)]
+pub(crate) struct HttpMetrics {
+    /// By status, from 100 on.
+    by_status: Vec<OnceLock<Counter>>,
+    seconds: Histogram,
+}
+
+impl HttpMetrics {
+    pub(crate) fn new() -> Self {
+        let by_status = (100..600).map(|_| OnceLock::new()).collect();
+        Self { by_status, seconds: histogram!("stampede_http_seconds") }
+    }
+
+    fn count(&self, status: StatusCode, started: Instant) {
+        let place = usize::from(status.as_u16()).saturating_sub(100);
+        if let Some(counter) = self.by_status.get(place) {
+            let made = || counter!("stampede_http_requests_total", "status" => status.as_str().to_owned());
+            counter.get_or_init(made).increment(1);
+        }
+        self.seconds.record(started.elapsed());
+    }
+}
+
+/// Names a request in logs and in its answer: unique in this process, and hard to mistake for another's.
+fn next_request_id() -> String {
+    static START: LazyLock<u64> = LazyLock::new(|| rand::rng().random::<u64>() << 20);
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{:016x}", START.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)))
+}
+
 async fn answer(
-    mut router: Router,
+    mut edge: Edge,
     request: Request<Incoming>,
     peer: SocketAddr,
-    within: Duration,
+    config: ServerConfig,
 ) -> Result<Response, Infallible> {
+    let started = Instant::now();
+    let id = next_request_id();
+    let span = tracing::error_span!("request", id, method = %request.method(), path = request.uri().path());
     let language = Language::of(request.headers());
+    let client = address::client(peer.ip(), request.headers(), &edge.app.config.trusted_proxies);
     let mut request = request.map(Body::new);
-    request.extensions_mut().insert(Peer(peer));
-    let response = match tokio::time::timeout(within, router.call(request)).await {
+    request.extensions_mut().insert(Peer(client));
+    let handling = edge.router.call(request).instrument(span.clone());
+    let response = match tokio::time::timeout(config.answer_within, handling).await {
         Ok(Ok(response)) => response,
         Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
     };
@@ -154,5 +209,10 @@ async fn answer(
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     // What a buyer or an operator is told is for nobody else; the page sets its own.
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    if let Ok(id) = HeaderValue::try_from(id) {
+        headers.insert("x-request-id", id);
+    }
+    edge.app.http_metrics.count(response.status(), started);
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), elapsed = ?started.elapsed(), "answered"));
     Ok(response)
 }

@@ -188,3 +188,21 @@ async fn a_graceful_stop_settles_what_was_admitted() {
     assert_eq!(sold, bought, "all that was admitted was answered and is in the ledger");
     assert!(bought > 1, "the stop came before anything was under way: the test shows nothing");
 }
+
+#[test]
+fn settings_are_shown_without_passwords_and_checked() {
+    let url = "postgres://me:secret-word@127.0.0.1/shop";
+    let shown =
+        String::from_utf8(stampede(&["config", "show", "--database", url, "--listen", "127.0.0.1:9"]).stdout).unwrap();
+    assert!(shown.contains("postgres://me:***@127.0.0.1/shop") && shown.contains("127.0.0.1:9"), "{shown}");
+    assert!(!shown.contains("secret-word") && shown.contains("[http]"), "{shown}");
+    assert!(stampede(&["config", "check"]).status.success());
+    let told = fails(&["config", "check", "--database", "mongo://me:secret-word@x/y"]);
+    assert!(told.contains("mongo") && !told.contains("secret-word"), "{told}");
+    let told = fails(&["config", "check", "--admin-listen", "nowhere"]);
+    assert!(told.contains("nowhere"), "{told}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = String::from_utf8(stampede(&["completions", shell]).stdout).unwrap();
+        assert!(script.contains("admin-listen"), "{shell}");
+    }
+}

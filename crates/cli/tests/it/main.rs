@@ -4,10 +4,12 @@
 //! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
 //! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
 //! - `durability`: nothing is promised before it is on the disk
+//! - `administration`: roles, the audit log, trusted proxies, figures
 //! - `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
 
+mod administration;
 mod chaos;
 mod commands;
 mod crash;

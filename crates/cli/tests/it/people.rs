@@ -185,3 +185,48 @@ async fn nobody_sees_a_draft_and_a_voucher_has_one_sale() {
     let members: Vec<_> = faults["errors"].as_array().unwrap().iter().map(|fault| &fault["member"]).collect();
     assert_eq!(members, ["stock", "end", "status"]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_are_listed_and_revoked() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    let mut client = shop.client().await;
+    let (phone, laptop) = (log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138000").await);
+    let stranger = log_in(&mut client, "13800138001").await;
+    let listed = client.get("/v1/sessions", &laptop.token).await.unwrap().json();
+    let sessions = listed["sessions"].as_array().unwrap();
+    assert_eq!(sessions.len(), 2);
+    let of = |current: bool| sessions.iter().find(|one| one["current"] == current).unwrap()["id"].as_str().unwrap();
+    assert!(!phone.token.contains(of(false)));
+
+    let path = format!("/v1/sessions/{}", of(false));
+    let mut end = async |token: &str| client.call(Method::DELETE, &path, token, &Value::Null).await.unwrap();
+    assert_eq!(end(&stranger.token).await.text("code"), "no_such_session", "another's session");
+    assert_eq!(end(&laptop.token).await.status, 204);
+    assert_eq!(end(&laptop.token).await.text("code"), "no_such_session");
+    assert_eq!(client.get("/v1/me", &phone.token).await.unwrap().text("code"), "unauthorized", "revoked at once");
+    assert_eq!(client.get("/v1/me", &laptop.token).await.unwrap().status, 200);
+}
+
+/// Guessing at a phone is slowed down over all its codes, and never stopped for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_code_does_not_reset_the_tries() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    let mut client = shop.client().await;
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let sent = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
+        let wrong = if sent.text("demo_code") == "000000" { "000001" } else { "000000" };
+        for _ in 0..5 {
+            let guess = json!({ "phone": "13800138000", "code": wrong });
+            let heard = client.post("/v1/login", "", &guess).await.unwrap();
+            told.push(heard.text("code"));
+            if heard.status == 429 {
+                assert!(heard.header("retry-after").parse::<u64>().unwrap() >= 1);
+            }
+        }
+    }
+    assert_eq!(told[..5], ["wrong_code"; 5]);
+    assert!(told[5..].contains(&"too_many_requests".into()), "{told:?}");
+}

@@ -10,8 +10,11 @@ use crate::{OpenError, migrator};
 
 const CONNECTIONS: u32 = 16;
 
-const MIGRATIONS: [(&str, &str); 2] =
-    [("selling", include_str!("migrations/0001_selling.sql")), ("people", include_str!("migrations/0002_people.sql"))];
+const MIGRATIONS: [(&str, &str); 3] = [
+    ("selling", include_str!("migrations/0001_selling.sql")),
+    ("people", include_str!("migrations/0002_people.sql")),
+    ("audit", include_str!("migrations/0003_audit.sql")),
+];
 
 /// What every connection of ours is set to.
 const SESSION: [&str; 2] = [

@@ -9,8 +9,11 @@ use crate::{OpenError, migrator};
 
 const CONNECTIONS: u32 = 16;
 
-const MIGRATIONS: [(&str, &str); 2] =
-    [("selling", include_str!("migrations/0001_selling.sql")), ("people", include_str!("migrations/0002_people.sql"))];
+const MIGRATIONS: [(&str, &str); 3] = [
+    ("selling", include_str!("migrations/0001_selling.sql")),
+    ("people", include_str!("migrations/0002_people.sql")),
+    ("audit", include_str!("migrations/0003_audit.sql")),
+];
 
 pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     let options = PgConnectOptions::from_str(url)

@@ -14,8 +14,11 @@ use crate::{OpenError, migrator};
 
 const READERS: u32 = 4;
 
-const MIGRATIONS: [(&str, &str); 2] =
-    [("selling", include_str!("migrations/0001_selling.sql")), ("people", include_str!("migrations/0002_people.sql"))];
+const MIGRATIONS: [(&str, &str); 3] = [
+    ("selling", include_str!("migrations/0001_selling.sql")),
+    ("people", include_str!("migrations/0002_people.sql")),
+    ("audit", include_str!("migrations/0003_audit.sql")),
+];
 
 pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let synchronous = if failpoint::planted("sync-off") { SqliteSynchronous::Off } else { SqliteSynchronous::Full };

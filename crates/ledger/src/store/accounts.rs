@@ -29,6 +29,17 @@ fn read_user(row: &Row) -> Result<User> {
     Ok(User { id, phone, nickname: row.text(2)? })
 }
 
+const SESSIONS: &str = "SELECT id, user_id, created_at, expires_at FROM session WHERE";
+
+fn read_session(row: &Row) -> Result<Session> {
+    Ok(Session {
+        id: SessionId(row.bytes(0)?.try_into().map_err(|_| unreadable("a session"))?),
+        user: UserId::new(row.int(1)?).map_err(|_| unreadable("a session"))?,
+        created_at: Timestamp::from_ms(row.int(2)?),
+        expires_at: Timestamp::from_ms(row.int(3)?),
+    })
+}
+
 impl Store {
     /// Counts the try in a transaction of its own, committed before the seal is told.
     async fn count_try(&self, phone: &Phone, max_tries: u32, now: Timestamp) -> Result<CodeTry> {
@@ -78,8 +89,8 @@ impl Store {
         tx.execute(&insert, args![newcomer.id.get(), phone, newcomer.nickname.as_str(), now.ms()]).await?;
         let row = tx.row(&format!("{PEOPLE} phone = ?"), args![phone]).await?;
         let user = read_user(&row.ok_or_else(|| unreadable("a person"))?)?;
-        let insert = "INSERT INTO session (id, user_id, expires_at) VALUES (?, ?, ?)";
-        tx.execute(insert, args![&session.0[..], user.id.get(), expires_at.ms()]).await?;
+        let insert = "INSERT INTO session (id, user_id, created_at, expires_at) VALUES (?, ?, ?, ?)";
+        tx.execute(insert, args![&session.0[..], user.id.get(), now.ms(), expires_at.ms()]).await?;
         tx.commit().await?;
         Ok(Some(user))
     }
@@ -92,6 +103,14 @@ impl Store {
             tx.execute(update, args![expires_at, id, expires_at]).await?;
         }
         tx.commit().await
+    }
+
+    async fn delete_session(&self, user: UserId, id: SessionId) -> Result<bool> {
+        let mut tx = self.db.begin().await?;
+        let sql = "DELETE FROM session WHERE id = ? AND user_id = ?";
+        let gone = tx.execute(sql, args![&id.0[..], user.get()]).await?;
+        tx.commit().await?;
+        Ok(gone > 0)
     }
 
     async fn delete_expired(&self, now: Timestamp) -> Result<u64> {
@@ -144,18 +163,21 @@ impl Accounts for Store {
     }
 
     async fn session(&self, id: SessionId, now: Timestamp) -> Result<Option<Session>> {
-        let sql = "SELECT user_id, expires_at FROM session WHERE id = ? AND expires_at > ?";
-        let Some(row) = self.db.row(sql, args![&id.0[..], now.ms()]).await? else { return Ok(None) };
-        let user = UserId::new(row.int(0)?).map_err(|_| unreadable("a session"))?;
-        Ok(Some(Session { id, user, expires_at: Timestamp::from_ms(row.int(1)?) }))
+        let row = self.db.row(&format!("{SESSIONS} id = ? AND expires_at > ?"), args![&id.0[..], now.ms()]).await?;
+        row.as_ref().map(read_session).transpose()
     }
 
     async fn touch_sessions(&self, sessions: &[Session]) -> Result<()> {
         again!(self.move_expiries(sessions))
     }
 
-    async fn end_session(&self, id: SessionId) -> Result<()> {
-        again!(self.db.execute("DELETE FROM session WHERE id = ?", args![&id.0[..]]))
+    async fn sessions_of(&self, user: UserId, now: Timestamp) -> Result<Vec<Session>> {
+        let sql = format!("{SESSIONS} user_id = ? AND expires_at > ? ORDER BY created_at DESC LIMIT 100");
+        self.db.rows(&sql, args![user.get(), now.ms()]).await?.iter().map(read_session).collect()
+    }
+
+    async fn end_session(&self, user: UserId, id: SessionId) -> Result<bool> {
+        again!(self.delete_session(user, id))
     }
 
     async fn forget_expired(&self, now: Timestamp) -> Result<u64> {

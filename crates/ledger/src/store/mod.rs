@@ -3,12 +3,13 @@
 //! - `record`: admitted orders into rows, a batch a transaction; `settle`: what becomes of each if the fast way is blocked
 //! - `orders`, `sales`: the other transactions of selling
 //! - `lease`: worker numbers for the id maker
-//! - `catalogue`, `accounts`: shops and people
+//! - `catalogue`, `accounts`: shops and people; `audit`: what administrators did
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that met another one is tried again
 //! as a whole, a few times.
 
 mod accounts;
+mod audit;
 mod catalogue;
 mod lease;
 mod orders;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, Created, Edited, Ledger, LedgerError, Loaded, Owed, Recorded, Result, SaleDraft, Stepped,
+    Admitted, AuditEntry, Created, Edited, Ledger, LedgerError, Loaded, Owed, Recorded, Result, SaleDraft, Stepped,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -139,6 +140,14 @@ impl Ledger for Store {
 
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
         again!(self.end_lease(holder, worker, unused_from))
+    }
+
+    async fn audit(&self, entry: &AuditEntry) -> Result<()> {
+        again!(self.append_audit(entry))
+    }
+
+    async fn audit_log(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>> {
+        self.read_audit(before, limit).await
     }
 
     async fn has_other_workers(&self, holder: &str) -> Result<bool> {

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use stampede_core::ids::WorkerId;
-use stampede_core::ports::{Admitted, CodeTry, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped};
+use stampede_core::ports::{
+    Admitted, AuditEntry, CodeTry, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped,
+};
 use stampede_core::*;
 use stampede_ledger::Stores;
 
@@ -14,7 +16,7 @@ macro_rules! suite {
             records_once, never_more_than_total, one_live_order_a_person, refuses_another_epoch, tells_a_collision,
             cancels_once, dead_stays_dead, concurrent_batches_keep_the_fences, edits_are_versioned, tops_up_once,
             creates_only_under_a_parent, leases_never_overlap, a_code_is_tried_few_times_and_used_once,
-            sessions_slide_and_end, quarantine_keeps_its_mark, orders_are_listed_newest_first, a_missing_sale_is_poison);
+            sessions_slide_and_end, quarantine_keeps_its_mark, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -358,7 +360,7 @@ pub async fn sessions_slide_and_end(stores: &Stores) {
     accounts.put_code(&phone, b"s", soon).await.unwrap();
     let newcomer = User { id: user(5), phone, nickname: "n".into() };
     accounts.log_in(b"s", &newcomer, id, soon, NOW).await.unwrap().unwrap();
-    let session = Session { id, user: user(5), expires_at: soon };
+    let session = Session { id, user: user(5), created_at: NOW, expires_at: soon };
     assert_eq!(accounts.session(id, NOW).await.unwrap(), Some(session));
     assert_eq!(accounts.session(id, soon).await.unwrap(), None, "expired");
 
@@ -366,7 +368,11 @@ pub async fn sessions_slide_and_end(stores: &Stores) {
     accounts.touch_sessions(&[later, session]).await.unwrap();
     assert_eq!(accounts.session(id, soon).await.unwrap(), Some(later), "an expiry never moves back");
     assert_eq!(accounts.forget_expired(soon).await.unwrap(), 0);
-    accounts.end_session(id).await.unwrap();
+    assert_eq!(accounts.sessions_of(user(5), NOW).await.unwrap(), [later]);
+    assert_eq!(accounts.sessions_of(user(6), NOW).await.unwrap(), []);
+    assert!(!accounts.end_session(user(6), id).await.unwrap(), "another's session");
+    assert!(accounts.end_session(user(5), id).await.unwrap());
+    assert!(!accounts.end_session(user(5), id).await.unwrap(), "once");
     assert_eq!(accounts.session(id, NOW).await.unwrap(), None);
     accounts.touch_sessions(&[later]).await.unwrap();
     assert_eq!(accounts.session(id, NOW).await.unwrap(), None, "an ended session is not revived");
@@ -400,4 +406,21 @@ pub async fn a_missing_sale_is_poison(stores: &Stores) {
     let error = stores.ledger.record(nowhere, E1, &batch(&[(1, 1)])).await.unwrap_err();
     assert!(matches!(error, ports::LedgerError::Poison(_)), "{error:?}");
     assert_eq!(stores.ledger.order(order(1)).await.unwrap(), None);
+}
+
+pub async fn the_audit_log_only_grows(stores: &Stores) {
+    let entry = |id, outcome: &str| AuditEntry {
+        id,
+        at: NOW,
+        actor: "alice".into(),
+        action: "pause".into(),
+        target: "sale 9 · 测试".into(),
+        outcome: outcome.into(),
+    };
+    for (id, outcome) in [(1, "asked"), (2, "done"), (3, "asked")] {
+        stores.ledger.audit(&entry(id, outcome)).await.unwrap();
+    }
+    stores.ledger.audit(&entry(2, "something else")).await.unwrap();
+    assert_eq!(stores.ledger.audit_log(None, 2).await.unwrap(), [entry(3, "asked"), entry(2, "done")]);
+    assert_eq!(stores.ledger.audit_log(Some(2), 10).await.unwrap(), [entry(1, "asked")]);
 }

@@ -29,7 +29,10 @@ CREATE INDEX login_code_by_expiry ON login_code (expires_at);
 CREATE TABLE session (
     id         BINARY(16) PRIMARY KEY,
     user_id    BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE INDEX session_by_expiry ON session (expires_at);
+
+CREATE INDEX session_by_user ON session (user_id);

@@ -29,7 +29,10 @@ CREATE INDEX login_code_by_expiry ON login_code (expires_at);
 CREATE TABLE session (
     id         BYTEA    PRIMARY KEY,
     user_id    BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL
 );
 
 CREATE INDEX session_by_expiry ON session (expires_at);
+
+CREATE INDEX session_by_user ON session (user_id);

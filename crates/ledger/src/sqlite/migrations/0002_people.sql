@@ -29,7 +29,10 @@ CREATE INDEX login_code_by_expiry ON login_code (expires_at);
 CREATE TABLE session (
     id         BLOB    PRIMARY KEY,
     user_id    INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
     expires_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX session_by_expiry ON session (expires_at);
+
+CREATE INDEX session_by_user ON session (user_id);

@@ -1,0 +1,57 @@
+//! `stampede config show` and `stampede config check`
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use stampede_ledger::Database;
+
+use crate::settings::{Flags, ServeFlags, Settings, merge};
+
+#[derive(Debug, Args)]
+pub struct Config {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print every setting as it would be used, without passwords
+    Show(Given),
+    /// Say whether the settings are right, and exit with 1 if not
+    Check(Given),
+}
+
+#[derive(Debug, Args)]
+struct Given {
+    #[command(flatten)]
+    flags: Flags,
+
+    #[command(flatten)]
+    serve: ServeFlags,
+}
+
+impl Config {
+    pub fn run(self) -> anyhow::Result<()> {
+        let (Command::Show(given) | Command::Check(given)) = &self.command;
+        // Whatever can be wrong without starting anything is found here.
+        let settings = Settings::load(&given.flags, &given.serve)?;
+        settings.database()?;
+        settings.admin_listen()?;
+        settings.trusted_proxies()?;
+        let mut out = std::io::stdout().lock();
+        match self.command {
+            Command::Check(_) => writeln!(out, "the settings are right")?,
+            Command::Show(given) => {
+                let mut table: toml::Table = merge(&given.flags, &given.serve)?.try_deserialize()?;
+                if let Some(toml::Value::String(url)) = table.get_mut("database")
+                    && !url.is_empty()
+                {
+                    *url = Database::parse(url)?.to_string();
+                }
+                write!(out, "{}", toml::to_string_pretty(&table).context("cannot print the settings")?)?;
+            }
+        }
+        Ok(())
+    }
+}
