@@ -29,5 +29,5 @@ pub use ids::{Epoch, OrderId, SaleId, ShopId, ShopTypeId, UserId, VoucherId};
 pub use money::Money;
 pub use order::{Order, OrderStatus, RejectReason};
 pub use sale::{Sale, SaleState, SaleStatus, Window};
-pub use shop::{NewSale, NewShop, NewVoucher, Shop, Voucher, VoucherKind};
+pub use shop::{NewSale, NewShop, NewVoucher, Shop, ShopType, Voucher, VoucherKind};
 pub use user::{Phone, User};

@@ -10,10 +10,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::clock::Timestamp;
-use crate::ids::{Epoch, Lease, OrderId, SaleId, ShopId, UserId, VoucherId, WorkerId};
+use crate::ids::{Epoch, Lease, OrderId, SaleId, ShopId, ShopTypeId, UserId, VoucherId, WorkerId};
 use crate::order::{Order, OrderStatus, RejectReason};
 use crate::sale::{Sale, SaleStatus, Window};
-use crate::shop::{Shop, Voucher};
+use crate::shop::{Shop, ShopType, Voucher};
 use crate::user::{Phone, User};
 
 type Source = Box<dyn StdError + Send + Sync>;
@@ -201,13 +201,50 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
+/// Which shops.
+#[derive(Debug, Clone, Default)]
+pub struct ShopFilter {
+    pub type_id: Option<ShopTypeId>,
+    /// A part of the name, whatever its case.
+    pub name: Option<String>,
+    pub before: Option<ShopId>,
+    pub limit: u32,
+}
+
+/// What became of replacing something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replaced {
+    Done,
+    NoSuch,
+    /// What it hangs on does not exist.
+    NoParent,
+}
+
 /// Shops and vouchers.
 #[async_trait]
 pub trait Catalogue: Send + Sync + fmt::Debug {
+    /// In the order they are shown.
+    async fn shop_types(&self) -> Result<Vec<ShopType>>;
+
     async fn create_shop(&self, shop: &Shop) -> Result<Created>;
+
+    /// Takes the place of the shop with the same id.
+    async fn edit_shop(&self, shop: &Shop) -> Result<Replaced>;
+
     async fn shop(&self, id: ShopId) -> Result<Option<Shop>>;
+
+    /// Newest first.
+    async fn shops(&self, filter: &ShopFilter) -> Result<Vec<Shop>>;
+
     async fn create_voucher(&self, voucher: &Voucher) -> Result<Created>;
+
+    /// Takes the place of the voucher with the same id. Its shop and its kind stay.
+    async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced>;
+
     async fn voucher(&self, id: VoucherId) -> Result<Option<Voucher>>;
+
+    /// A shop's vouchers, newest first, at most 100 of them.
+    async fn vouchers_of(&self, shop: ShopId) -> Result<Vec<Voucher>>;
 }
 
 /// The name of a session: 128 random bits.

@@ -9,6 +9,12 @@ use crate::money::Money;
 use crate::sale::{SaleStatus, Window};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShopType {
+    pub id: ShopTypeId,
+    pub name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shop {
     pub id: ShopId,
     pub type_id: ShopTypeId,
@@ -47,6 +53,8 @@ pub struct Voucher {
     pub rules: String,
     pub price: Money,
     pub worth: Money,
+    /// Visitors see only what is on the shelf.
+    pub on_shelf: bool,
 }
 
 /// A shop to be made.
@@ -145,7 +153,7 @@ impl NewVoucher {
         let worth = check_money(&mut faults, "worth_cents", self.worth_cents);
         all_good(faults)?;
         let Self { shop_id: shop, kind, title, subtitle, rules, .. } = self;
-        Ok(Voucher { id, shop, kind, title, subtitle, rules, price, worth })
+        Ok(Voucher { id, shop, kind, title, subtitle, rules, price, worth, on_shelf: true })
     }
 }
 

@@ -4,7 +4,7 @@
 //! - [`solo`]: the buying path: keyed guard → gate → group commit → answer
 //! - [`batcher`]: the natural batcher, used at every hop
 //! - [`commit`]: what stands behind the batcher: a batch into the ledger until it is known what became of it
-//! - [`sales`], [`orders`], [`people`]: what else the edge may ask for
+//! - [`sales`], [`shops`], [`orders`], [`people`]: what else the edge may ask for
 //! - [`audit`]: what administrators did
 //! - `token`: the token of a session, checked without any store
 //! - `workers`: what runs beside the requests
@@ -17,6 +17,7 @@ pub mod error;
 pub mod orders;
 pub mod people;
 pub mod sales;
+pub mod shops;
 pub mod solo;
 mod token;
 mod workers;

@@ -5,10 +5,7 @@ use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use stampede_core::ports::{Created, Edited, SaleDraft};
-use stampede_core::{
-    Code, NewSale, NewShop, NewVoucher, Refusal, Sale, SaleId, SaleState, SaleStatus, Shop, ShopId, Timestamp, Voucher,
-    VoucherId, shop,
-};
+use stampede_core::{Code, NewSale, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, shop};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -82,26 +79,6 @@ impl Engine {
         let remaining = self.gate.snapshot(sale.id).map_or(0, |snapshot| snapshot.remaining());
         let state = SaleState::of(sale.status, sale.window, now, remaining);
         SaleView { sale, state, remaining }
-    }
-
-    pub async fn create_shop(&self, new: NewShop) -> Result<Shop, Error> {
-        new.check().map_err(Error::Invalid)?;
-        let id = self.next_id(ShopId::new)?;
-        let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
-        match self.stores.catalogue.create_shop(&shop).await? {
-            Created::Done => Ok(shop),
-            Created::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
-            Created::Exists => Err(Error::Plain(Code::Internal)),
-        }
-    }
-
-    pub async fn create_voucher(&self, new: NewVoucher) -> Result<Voucher, Error> {
-        let voucher = new.check(self.next_id(VoucherId::new)?).map_err(Error::Invalid)?;
-        match self.stores.catalogue.create_voucher(&voucher).await? {
-            Created::Done => Ok(voucher),
-            Created::NoParent => Err(Error::Plain(Code::NoSuchShop)),
-            Created::Exists => Err(Error::Plain(Code::Internal)),
-        }
     }
 
     pub async fn create_sale(&self, new: NewSale) -> Result<SaleView, Error> {

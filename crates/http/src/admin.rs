@@ -1,4 +1,4 @@
-//! What administrators do: shops, vouchers, sales. Every change is on record before it is made.
+//! What administrators do to sales, and the record of all they do. Every change is on record before it is made.
 
 use std::sync::Arc;
 
@@ -8,9 +8,7 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use stampede_core::ids::NotAnId;
 use stampede_core::ports::AuditEntry;
-use stampede_core::{
-    NewSale, NewShop, NewVoucher, SaleId, SaleStatus, ShopId, ShopTypeId, Timestamp, VoucherId, VoucherKind,
-};
+use stampede_core::{NewSale, SaleId, SaleStatus, Timestamp};
 use stampede_engine::{Error, SaleView};
 
 use crate::app::App;
@@ -18,14 +16,14 @@ use crate::extract::{Id, Json, Operator, Params, Viewer, to_the_end};
 use crate::problem::Problem;
 use crate::sales::{SaleAnswer, page_size};
 
-type Created<T> = (StatusCode, Answer<T>);
+pub(crate) type Created<T> = (StatusCode, Answer<T>);
 
-fn created<T>(made: T) -> Created<T> {
+pub(crate) fn created<T>(made: T) -> Created<T> {
     (StatusCode::CREATED, Answer(made))
 }
 
 /// Does an operator's work to the end, on record.
-async fn audited<T, W>(
+pub(crate) async fn audited<T, W>(
     app: Arc<App>,
     operator: Operator,
     action: &'static str,
@@ -38,57 +36,6 @@ where
 {
     let doing = async move { app.engine.audited(&operator.0, action, &target, work(app.clone())).await };
     to_the_end(doing).await
-}
-
-#[derive(Serialize)]
-pub(crate) struct ShopAnswer {
-    id: ShopId,
-    type_id: ShopTypeId,
-    name: String,
-    address: String,
-}
-
-pub(crate) async fn create_shop(
-    State(app): State<Arc<App>>,
-    operator: Operator,
-    Json(new): Json<NewShop>,
-) -> Result<Created<ShopAnswer>, Problem> {
-    let target = format!("type {}: {}", new.type_id, new.name);
-    let work = move |app: Arc<App>| async move { app.engine.create_shop(new).await };
-    let shop = audited(app, operator, "create_shop", target, work).await?;
-    Ok(created(ShopAnswer { id: shop.id, type_id: shop.type_id, name: shop.name, address: shop.address }))
-}
-
-#[derive(Serialize)]
-pub(crate) struct VoucherAnswer {
-    id: VoucherId,
-    shop_id: ShopId,
-    kind: VoucherKind,
-    title: String,
-    subtitle: String,
-    rules: String,
-    price_cents: i64,
-    worth_cents: i64,
-}
-
-pub(crate) async fn create_voucher(
-    State(app): State<Arc<App>>,
-    operator: Operator,
-    Json(new): Json<NewVoucher>,
-) -> Result<Created<VoucherAnswer>, Problem> {
-    let target = format!("shop {}: {}", new.shop_id, new.title);
-    let work = move |app: Arc<App>| async move { app.engine.create_voucher(new).await };
-    let voucher = audited(app, operator, "create_voucher", target, work).await?;
-    Ok(created(VoucherAnswer {
-        id: voucher.id,
-        shop_id: voucher.shop,
-        kind: voucher.kind,
-        title: voucher.title,
-        subtitle: voucher.subtitle,
-        rules: voucher.rules,
-        price_cents: voucher.price.cents(),
-        worth_cents: voucher.worth.cents(),
-    }))
 }
 
 /// A sale with what only administrators see.

@@ -9,9 +9,9 @@ use crate::credentials::AdminToken;
 use crate::orders::BuyMetrics;
 use crate::problem::Problem;
 use crate::server::HttpMetrics;
-use crate::{admin, login, operations, orders, page, sales};
+use crate::{admin, login, operations, orders, page, sales, shops};
 use axum::Router;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use metrics_exporter_prometheus::PrometheusHandle;
 use stampede_core::{Code, UserId};
 use stampede_engine::Engine;
@@ -82,6 +82,10 @@ impl App {
                 .route("/v1/sessions", get(login::sessions))
                 .route("/v1/sessions/{id}", delete(login::end_session))
                 .route("/v1/me", get(login::me))
+                .route("/v1/shop-types", get(shops::types))
+                .route("/v1/shops", get(shops::list))
+                .route("/v1/shops/{id}", get(shops::one))
+                .route("/v1/shops/{id}/vouchers", get(shops::vouchers))
                 .route("/v1/sales", get(sales::list))
                 .route("/v1/sales/{id}", get(sales::one))
                 .route("/v1/sales/{id}/orders", post(orders::buy))
@@ -93,8 +97,13 @@ impl App {
             router = router
                 .route("/metrics", get(operations::metrics))
                 .route("/admin/v1/audit", get(admin::audit))
-                .route("/admin/v1/shops", post(admin::create_shop))
-                .route("/admin/v1/vouchers", post(admin::create_voucher))
+                .route("/admin/v1/shops", post(shops::create))
+                .route("/admin/v1/shops/{id}", put(shops::edit))
+                .route("/admin/v1/shops/{id}/vouchers", get(shops::all_vouchers))
+                .route("/admin/v1/vouchers", post(shops::create_voucher))
+                .route("/admin/v1/vouchers/{id}", put(shops::edit_voucher))
+                .route("/admin/v1/vouchers/{id}/shelve", post(shops::shelve))
+                .route("/admin/v1/vouchers/{id}/unshelve", post(shops::unshelve))
                 .route("/admin/v1/sales", get(admin::list_sales).post(admin::create_sale))
                 .route("/admin/v1/sales/{id}", get(admin::one_sale))
                 .route("/admin/v1/sales/{id}/pause", post(admin::pause))

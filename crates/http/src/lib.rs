@@ -5,7 +5,7 @@
 //! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
 //! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `orders`, `admin`, `operations`, `page`
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `operations`, `page`
 
 pub mod address;
 mod admin;
@@ -19,6 +19,7 @@ mod page;
 pub mod problem;
 mod sales;
 pub mod server;
+mod shops;
 
 pub use address::Network;
 pub use app::{App, Config, Surface};

@@ -57,7 +57,7 @@ const fn texts(code: Code) -> (StatusCode, &'static str, &'static str) {
         Code::NoSuchOrder => (S::NOT_FOUND, "There is no such order", "订单不存在"),
         Code::NoSuchSession => (S::NOT_FOUND, "There is no such session", "会话不存在"),
         Code::NoSuchShop => (S::NOT_FOUND, "There is no such shop", "店铺不存在"),
-        Code::NoSuchVoucher => (S::NOT_FOUND, "There is no such flash-sale voucher", "秒杀券不存在"),
+        Code::NoSuchVoucher => (S::NOT_FOUND, "There is no such voucher", "优惠券不存在"),
         Code::NoSuchShopType => (S::NOT_FOUND, "There is no such shop type", "店铺类型不存在"),
         Code::SoldOut => (S::CONFLICT, "Sold out", "已售罄"),
         Code::NotStarted => (S::CONFLICT, "The sale has not started yet", "活动尚未开始"),

@@ -115,3 +115,54 @@ async fn every_answer_is_named_and_counted() {
     assert!(shop.metric("stampede_http_requests_total{status=\"404\"}").await >= 1.0);
     assert!(shop.metric("stampede_http_seconds_count").await >= 4.0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shops_and_vouchers_are_listed_searched_edited_and_shelved() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    let mut client = shop.client().await;
+    let types = client.get("/v1/shop-types", "").await.unwrap().json();
+    let type_id = types["shop_types"][0]["id"].as_str().unwrap().to_owned();
+    let mut ids = Vec::new();
+    for name in ["Blue Door", "Blue Moon", "Red Moon"] {
+        ids.push(shop.admin("shops", &json!({ "type_id": type_id, "name": name, "address": "x" })).await.text("id"));
+    }
+    let mut names = async |query: &str| {
+        let found = client.get(&format!("/v1/shops?{query}"), "").await.unwrap().json();
+        let names = found["shops"].as_array().unwrap().iter().map(|shop| shop["name"].as_str().unwrap().to_owned());
+        (names.collect::<Vec<_>>(), found["next"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(names("name=blue").await.0, ["Blue Moon", "Blue Door"]);
+    let (first, next) = names("name=moon&limit=1").await;
+    assert_eq!((first, &next), (vec!["Red Moon".to_owned()], &ids[2]));
+    assert_eq!(names(&format!("name=moon&limit=1&before={next}")).await.0, ["Blue Moon"]);
+    assert_eq!(names("name=%25").await.0, Vec::<String>::new());
+
+    let edit = json!({ "type_id": type_id, "name": "Green Door", "address": "y" });
+    let edited = client.call(Method::PUT, &format!("/admin/v1/shops/{}", ids[0]), TOKEN, &edit).await.unwrap();
+    assert_eq!((edited.status.as_u16(), edited.text("name").as_str()), (200, "Green Door"));
+    assert_eq!(client.get(&format!("/v1/shops/{}", ids[0]), "").await.unwrap().text("address"), "y");
+
+    let mut voucher =
+        json!({ "shop_id": ids[0], "kind": "ordinary", "title": "T", "price_cents": 1, "worth_cents": 2 });
+    let made = shop.admin("vouchers", &voucher).await.text("id");
+    let path = format!("/v1/shops/{}/vouchers", ids[0]);
+    assert_eq!(client.get(&path, "").await.unwrap().json()["vouchers"][0]["title"], "T");
+    voucher["title"] = json!("Tea");
+    let put = client.call(Method::PUT, &format!("/admin/v1/vouchers/{made}"), TOKEN, &voucher).await.unwrap();
+    assert_eq!(put.text("title"), "Tea");
+    voucher["kind"] = json!("flash_sale");
+    let put = client.call(Method::PUT, &format!("/admin/v1/vouchers/{made}"), TOKEN, &voucher).await.unwrap();
+    assert_eq!(put.text("code"), "illegal_step", "what it is stays");
+
+    shop.admin(&format!("vouchers/{made}/unshelve"), &Value::Null).await;
+    assert_eq!(client.get(&path, "").await.unwrap().json()["vouchers"], json!([]));
+    let all = client.get(&format!("/admin{path}"), TOKEN).await.unwrap().json();
+    assert_eq!(all["vouchers"][0]["on_shelf"], false);
+    shop.admin(&format!("vouchers/{made}/shelve"), &Value::Null).await;
+    assert_eq!(client.get(&path, "").await.unwrap().json()["vouchers"][0]["title"], "Tea");
+    let bad = json!({ "shop_id": ids[0], "kind": "ordinary", "title": "", "price_cents": -1, "worth_cents": 2 });
+    let faults = shop.admin("vouchers", &bad).await.json();
+    let members: Vec<_> = faults["errors"].as_array().unwrap().iter().map(|fault| &fault["member"]).collect();
+    assert_eq!(members, ["title", "price_cents"]);
+}

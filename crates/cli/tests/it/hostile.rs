@@ -14,13 +14,22 @@ use tokio::net::TcpStream;
 use crate::shop::{Shop, TOKEN, command, folder};
 
 /// Every route with who may call it.
-const ROUTES: [(&str, &str, Who); 25] = [
+const ROUTES: [(&str, &str, Who); 34] = [
     ("POST", "/v1/login/codes", Who::Anybody),
     ("POST", "/v1/login", Who::Anybody),
     ("DELETE", "/v1/session", Who::Buyer),
     ("GET", "/v1/sessions", Who::Buyer),
     ("DELETE", "/v1/sessions/{id}", Who::Buyer),
     ("GET", "/v1/me", Who::Buyer),
+    ("GET", "/v1/shop-types", Who::Anybody),
+    ("GET", "/v1/shops", Who::Anybody),
+    ("GET", "/v1/shops/{id}", Who::Anybody),
+    ("GET", "/v1/shops/{id}/vouchers", Who::Anybody),
+    ("PUT", "/admin/v1/shops/{id}", Who::Admin),
+    ("GET", "/admin/v1/shops/{id}/vouchers", Who::Admin),
+    ("PUT", "/admin/v1/vouchers/{id}", Who::Admin),
+    ("POST", "/admin/v1/vouchers/{id}/shelve", Who::Admin),
+    ("POST", "/admin/v1/vouchers/{id}/unshelve", Who::Admin),
     ("GET", "/v1/sales", Who::Anybody),
     ("GET", "/v1/sales/{id}", Who::Anybody),
     ("POST", "/v1/sales/{id}/orders", Who::Buyer),
@@ -111,8 +120,8 @@ async fn every_route_refuses_nonsense() {
             let reply = client.send(request(method, &real, token, "application/json", body)).await.unwrap();
             problem(&format!("{method} {real}"), &reply);
         }
-        let takes_body =
-            method == "POST" && !["pause", "resume", "end", "orders", "cancel"].iter().any(|end| path.ends_with(end));
+        let takes_body = method == "POST"
+            && !["pause", "resume", "end", "orders", "cancel", "shelve"].iter().any(|end| path.ends_with(end));
         for body in bodies.iter().filter(|_| takes_body) {
             let real = path.replace("{id}", &sale.to_string());
             let what = format!("{method} {path} {:?}", String::from_utf8_lossy(&body[..body.len().min(60)]));
@@ -128,7 +137,9 @@ async fn every_route_refuses_nonsense() {
             assert_eq!(problem(path, &reply), "payload_too_large");
             client = shop.client().await; // the rest of a refused body is not read: such a connection ends
         }
-        if method == "GET" && ["/v1/sales", "/v1/orders", "/admin/v1/sales", "/admin/v1/audit"].contains(&path) {
+        if method == "GET"
+            && ["/v1/sales", "/v1/shops", "/v1/orders", "/admin/v1/sales", "/admin/v1/audit"].contains(&path)
+        {
             for query in ["limit=0", "limit=101", "limit=x", "before=0", "nonsense=1", "limit=%ff", "before=1&before=2"]
             {
                 let reply = client.get(&format!("{path}?{query}"), token).await.unwrap();

@@ -31,8 +31,13 @@ CREATE TABLE voucher (
     rules       VARCHAR(1024) NOT NULL,
     price_cents BIGINT NOT NULL CHECK (price_cents >= 0),
     worth_cents BIGINT NOT NULL CHECK (worth_cents >= 0),
+    on_shelf    BIGINT NOT NULL CHECK (on_shelf IN (0, 1)),
     FOREIGN KEY (shop_id) REFERENCES shop (id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE INDEX shop_by_type ON shop (type_id, id);
+
+CREATE INDEX voucher_by_shop ON voucher (shop_id, id);
 
 CREATE TABLE sale (
     id          BIGINT PRIMARY KEY,

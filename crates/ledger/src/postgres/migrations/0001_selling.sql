@@ -29,8 +29,13 @@ CREATE TABLE voucher (
     subtitle    TEXT    NOT NULL,
     rules       TEXT    NOT NULL,
     price_cents BIGINT NOT NULL CHECK (price_cents >= 0),
-    worth_cents BIGINT NOT NULL CHECK (worth_cents >= 0)
+    worth_cents BIGINT NOT NULL CHECK (worth_cents >= 0),
+    on_shelf    BIGINT NOT NULL CHECK (on_shelf IN (0, 1))
 );
+
+CREATE INDEX shop_by_type ON shop (type_id, id);
+
+CREATE INDEX voucher_by_shop ON voucher (shop_id, id);
 
 CREATE TABLE sale (
     id          BIGINT PRIMARY KEY,

@@ -29,8 +29,13 @@ CREATE TABLE voucher (
     subtitle    TEXT    NOT NULL,
     rules       TEXT    NOT NULL,
     price_cents INTEGER NOT NULL CHECK (price_cents >= 0),
-    worth_cents INTEGER NOT NULL CHECK (worth_cents >= 0)
+    worth_cents INTEGER NOT NULL CHECK (worth_cents >= 0),
+    on_shelf    INTEGER NOT NULL CHECK (on_shelf IN (0, 1))
 ) STRICT;
+
+CREATE INDEX shop_by_type ON shop (type_id, id);
+
+CREATE INDEX voucher_by_shop ON voucher (shop_id, id);
 
 CREATE TABLE sale (
     id          INTEGER PRIMARY KEY,

@@ -1,0 +1,203 @@
+//! Shops and their vouchers: for visitors, and for administrators.
+
+use std::sync::Arc;
+
+use axum::Json as Answer;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use stampede_core::ports::ShopFilter;
+use stampede_core::{NewShop, NewVoucher, Shop, ShopId, ShopTypeId, Voucher, VoucherId, VoucherKind};
+
+use crate::admin::{Created, audited, created};
+use crate::app::App;
+use crate::extract::{Id, Json, Operator, Params, Viewer};
+use crate::problem::Problem;
+use crate::sales::page_size;
+
+#[derive(Serialize)]
+pub(crate) struct ShopTypeAnswer {
+    id: ShopTypeId,
+    name: String,
+}
+
+#[derive(Serialize)]
+pub(crate) struct ShopTypesAnswer {
+    shop_types: Vec<ShopTypeAnswer>,
+}
+
+pub(crate) async fn types(State(app): State<Arc<App>>) -> Result<Answer<ShopTypesAnswer>, Problem> {
+    let types = app.engine.shop_types().await?;
+    let shop_types = types.into_iter().map(|one| ShopTypeAnswer { id: one.id, name: one.name }).collect();
+    Ok(Answer(ShopTypesAnswer { shop_types }))
+}
+
+#[derive(Serialize)]
+pub(crate) struct ShopAnswer {
+    id: ShopId,
+    type_id: ShopTypeId,
+    name: String,
+    address: String,
+}
+
+impl From<Shop> for ShopAnswer {
+    fn from(shop: Shop) -> Self {
+        let Shop { id, type_id, name, address } = shop;
+        Self { id, type_id, name, address }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListParams {
+    r#type: Option<ShopTypeId>,
+    name: Option<String>,
+    before: Option<ShopId>,
+    limit: Option<u32>,
+}
+
+#[derive(Serialize)]
+pub(crate) struct ShopsAnswer {
+    shops: Vec<ShopAnswer>,
+    /// Ask for the shops `before` this one to go on; null at the end.
+    next: Option<ShopId>,
+}
+
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Params(params): Params<ListParams>,
+) -> Result<Answer<ShopsAnswer>, Problem> {
+    let limit = page_size(params.limit)?;
+    let good = |name: &String| (1..=64).contains(&name.chars().count()) && !name.contains('\0');
+    if params.name.as_ref().is_some_and(|name| !good(name)) {
+        return Err(Problem::invalid("name", "must have 1 to 64 characters"));
+    }
+    let filter = ShopFilter { type_id: params.r#type, name: params.name, before: params.before, limit };
+    let shops = app.engine.shops(&filter).await?;
+    let next = shops.last().filter(|_| shops.len() == limit as usize).map(|shop| shop.id);
+    Ok(Answer(ShopsAnswer { shops: shops.into_iter().map(ShopAnswer::from).collect(), next }))
+}
+
+pub(crate) async fn one(State(app): State<Arc<App>>, Id(id): Id<ShopId>) -> Result<Answer<ShopAnswer>, Problem> {
+    Ok(Answer(app.engine.shop(id).await?.into()))
+}
+
+#[derive(Serialize)]
+pub(crate) struct VoucherAnswer {
+    id: VoucherId,
+    shop_id: ShopId,
+    kind: VoucherKind,
+    title: String,
+    subtitle: String,
+    rules: String,
+    price_cents: i64,
+    worth_cents: i64,
+    on_shelf: bool,
+}
+
+impl From<Voucher> for VoucherAnswer {
+    fn from(voucher: Voucher) -> Self {
+        let Voucher { id, shop, kind, title, subtitle, rules, price, worth, on_shelf } = voucher;
+        let (price_cents, worth_cents) = (price.cents(), worth.cents());
+        Self { id, shop_id: shop, kind, title, subtitle, rules, price_cents, worth_cents, on_shelf }
+    }
+}
+
+#[derive(Serialize)]
+pub(crate) struct VouchersAnswer {
+    vouchers: Vec<VoucherAnswer>,
+}
+
+async fn vouchers_of(app: &App, shop: ShopId, only_on_shelf: bool) -> Result<Answer<VouchersAnswer>, Problem> {
+    let vouchers = app.engine.vouchers_of(shop, only_on_shelf).await?;
+    Ok(Answer(VouchersAnswer { vouchers: vouchers.into_iter().map(VoucherAnswer::from).collect() }))
+}
+
+pub(crate) async fn vouchers(
+    State(app): State<Arc<App>>,
+    Id(id): Id<ShopId>,
+) -> Result<Answer<VouchersAnswer>, Problem> {
+    vouchers_of(&app, id, true).await
+}
+
+/// Also those off the shelf.
+pub(crate) async fn all_vouchers(
+    State(app): State<Arc<App>>,
+    _: Viewer,
+    Id(id): Id<ShopId>,
+) -> Result<Answer<VouchersAnswer>, Problem> {
+    vouchers_of(&app, id, false).await
+}
+
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Json(new): Json<NewShop>,
+) -> Result<Created<ShopAnswer>, Problem> {
+    let target = format!("type {}: {}", new.type_id, shown(&new.name));
+    let work = move |app: Arc<App>| async move { app.engine.create_shop(new).await };
+    Ok(created(audited(app, operator, "create_shop", target, work).await?.into()))
+}
+
+pub(crate) async fn edit(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Id(id): Id<ShopId>,
+    Json(new): Json<NewShop>,
+) -> Result<Answer<ShopAnswer>, Problem> {
+    let target = format!("shop {id}: {}", shown(&new.name));
+    let work = move |app: Arc<App>| async move { app.engine.edit_shop(id, new).await };
+    Ok(Answer(audited(app, operator, "edit_shop", target, work).await?.into()))
+}
+
+pub(crate) async fn create_voucher(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Json(new): Json<NewVoucher>,
+) -> Result<Created<VoucherAnswer>, Problem> {
+    let target = format!("shop {}: {}", new.shop_id, shown(&new.title));
+    let work = move |app: Arc<App>| async move { app.engine.create_voucher(new).await };
+    Ok(created(audited(app, operator, "create_voucher", target, work).await?.into()))
+}
+
+pub(crate) async fn edit_voucher(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Id(id): Id<VoucherId>,
+    Json(new): Json<NewVoucher>,
+) -> Result<Answer<VoucherAnswer>, Problem> {
+    let target = format!("voucher {id}: {}", shown(&new.title));
+    let work = move |app: Arc<App>| async move { app.engine.edit_voucher(id, new).await };
+    Ok(Answer(audited(app, operator, "edit_voucher", target, work).await?.into()))
+}
+
+async fn set_shelf(
+    app: Arc<App>,
+    operator: Operator,
+    action: &'static str,
+    id: VoucherId,
+    on_shelf: bool,
+) -> Result<Answer<VoucherAnswer>, Problem> {
+    let work = move |app: Arc<App>| async move { app.engine.shelve(id, on_shelf).await };
+    Ok(Answer(audited(app, operator, action, format!("voucher {id}"), work).await?.into()))
+}
+
+pub(crate) async fn shelve(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Id(id): Id<VoucherId>,
+) -> Result<Answer<VoucherAnswer>, Problem> {
+    set_shelf(app, operator, "shelve", id, true).await
+}
+
+pub(crate) async fn unshelve(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Id(id): Id<VoucherId>,
+) -> Result<Answer<VoucherAnswer>, Problem> {
+    set_shelf(app, operator, "unshelve", id, false).await
+}
+
+/// As much of a text as the record needs, before it was checked.
+fn shown(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(100).collect()
+}
