@@ -1,6 +1,7 @@
 //! `stampede`: one binary, one file per subcommand.
 //!
 //! - [`serve`]: the server; [`demo`] fills it with something to look at
+//! - [`sender`], [`webhook`]: bring login codes to phones
 //! - [`migrate`]: brings the database's tables up to date
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
 //! - [`settings`]: defaults, file, environment and flags into one value
@@ -13,6 +14,7 @@ mod migrate;
 mod sender;
 mod serve;
 mod settings;
+mod webhook;
 
 use clap::{Parser, Subcommand};
 

@@ -20,7 +20,8 @@ use tracing_subscriber::EnvFilter;
 use crate::data_dir::{DataDir, hold_database};
 use crate::demo;
 use crate::sender::Console;
-use crate::settings::{Flags, Log, LogFormat, SenderKind, ServeFlags, Settings};
+use crate::settings::{Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
+use crate::webhook::Webhook;
 
 #[derive(Debug, Args)]
 pub struct Serve {
@@ -55,7 +56,8 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     let data_dir = DataDir::hold(&settings.data_dir)?;
     let _held = hold_database(&database)?;
     let (admin_tokens, token_from) = data_dir.admin_tokens(&settings)?;
-    let trusted_proxies = settings.trusted_proxies()?;
+    let (trusted_proxies, server) = (settings.trusted_proxies()?, settings.server()?);
+    let (scheme, drain_within) = (if server.tls.is_some() { "https" } else { "http" }, server.drain_within);
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
     let listener = bind(settings.listen).await?;
     let admin_listener = match admin_listen {
@@ -66,7 +68,11 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     let metrics = start_metrics()?;
     let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
     let console = (demo || settings.login.sender == SenderKind::Console).then(|| Arc::new(Console::default()));
-    let sender = console.clone().map(|console| console as Arc<dyn Sender>);
+    let sender = match (&console, settings.login.sender) {
+        (Some(console), _) => Some(console.clone() as Arc<dyn Sender>),
+        (None, SenderKind::Webhook) => Some(Arc::new(start_webhook(&settings.login)?) as Arc<dyn Sender>),
+        (None, SenderKind::None | SenderKind::Console) => None,
+    };
     let engine = Engine::start(settings.engine(&database, demo), stores, Arc::new(SystemClock), sender).await?;
     if let Some(console) = console.as_deref().filter(|_| demo) {
         demo::fill(&engine, console).await?;
@@ -81,13 +87,13 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     };
     let app = Arc::new(App::new(engine.clone(), config, metrics));
     let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
-    first_screen(&settings, &database, listener.local_addr()?, admin_address, &token_from, demo)?;
+    first_screen(&settings, &database, scheme, listener.local_addr()?, admin_address, &token_from, demo)?;
 
     let (stop, stopped) = watch::channel(false);
     let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
-    let mut servers = vec![tokio::spawn(serve(listener, app.clone(), surface, settings.server(), told(&stopped)))];
+    let mut servers = vec![tokio::spawn(serve(listener, app.clone(), surface, server.clone(), told(&stopped)))];
     if let Some(listener) = admin_listener {
-        servers.push(tokio::spawn(serve(listener, app, Surface::Admin, settings.server(), told(&stopped))));
+        servers.push(tokio::spawn(serve(listener, app, Surface::Admin, server, told(&stopped))));
     }
 
     tokio::select! {
@@ -99,11 +105,20 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
     for server in servers {
         server.await?;
     }
-    if !engine.shut_down(settings.server().drain_within).await {
+    if !engine.shut_down(drain_within).await {
         bail!("the ledger did not settle everything in time; the next start will find out what it holds");
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+fn start_webhook(login: &Login) -> anyhow::Result<Webhook> {
+    let secret = match std::env::var("STAMPEDE_WEBHOOK_SECRET") {
+        Ok(secret) => secret,
+        Err(_) => std::fs::read_to_string(&login.webhook_secret_file)
+            .context("the webhook needs a secret: set login.webhook_secret_file or STAMPEDE_WEBHOOK_SECRET")?,
+    };
+    Webhook::start(&login.webhook_url, secret.trim())
 }
 
 fn told(stopped: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
@@ -154,6 +169,7 @@ fn start_metrics() -> anyhow::Result<PrometheusHandle> {
 fn first_screen(
     settings: &Settings,
     database: &Database,
+    scheme: &str,
     listen: SocketAddr,
     admin: Option<SocketAddr>,
     token_from: &str,
@@ -161,12 +177,12 @@ fn first_screen(
 ) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "Stampede {}", env!("CARGO_PKG_VERSION"))?;
-    writeln!(out, "  open      http://{listen}/")?;
+    writeln!(out, "  open      {scheme}://{listen}/")?;
     writeln!(out, "  tier      {}", settings.tier.as_str())?;
     writeln!(out, "  database  {database}")?;
     match admin {
-        Some(address) => writeln!(out, "  admin     http://{address}/admin/v1, {token_from}")?,
-        None => writeln!(out, "  admin     http://{listen}/admin/v1, {token_from}")?,
+        Some(address) => writeln!(out, "  admin     {scheme}://{address}/admin/v1, {token_from}")?,
+        None => writeln!(out, "  admin     {scheme}://{listen}/admin/v1, {token_from}")?,
     }
     if demo {
         writeln!(

@@ -11,7 +11,7 @@ use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::solo::SoloConfig;
 use stampede_engine::{Config as EngineConfig, PeopleConfig};
-use stampede_http::{Network, Role, ServerConfig};
+use stampede_http::{HeaderValue, Network, Role, ServerConfig, tls};
 use stampede_ledger::Database;
 
 const DEFAULTS: &str = include_str!("../../../config/default.toml");
@@ -67,6 +67,7 @@ impl Tier {
 pub enum SenderKind {
     None,
     Console,
+    Webhook,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -144,6 +145,10 @@ struct Http {
     answer_within_ms: u64,
     drain_within_ms: u64,
     trusted_proxies: Vec<String>,
+    tls_certificate: String,
+    tls_key: String,
+    hsts: bool,
+    cors_origins: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -160,6 +165,8 @@ pub struct Buy {
 #[serde(deny_unknown_fields)]
 pub struct Login {
     pub sender: SenderKind,
+    pub webhook_url: String,
+    pub webhook_secret_file: String,
     session_ttl_ms: u64,
     session_memory: u64,
     code_ttl_ms: u64,
@@ -262,13 +269,30 @@ impl Settings {
         self.http.trusted_proxies.iter().map(parse).collect()
     }
 
-    pub fn server(&self) -> ServerConfig {
-        ServerConfig {
+    /// Reads the certificate, if there is one.
+    pub fn server(&self) -> anyhow::Result<ServerConfig> {
+        let tls = match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
+            ("", "") => None,
+            ("", _) | (_, "") => bail!("http.tls_certificate and http.tls_key go together: set both or neither"),
+            (certificate, key) => Some(tls::acceptor(Path::new(certificate), Path::new(key))?),
+        };
+        let origin = |text: &String| {
+            let good = text.split_once("://").is_some_and(|(scheme, host)| {
+                matches!(scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', ' '])
+            });
+            let value = HeaderValue::try_from(text).ok().filter(|_| good);
+            value.ok_or_else(|| anyhow!("http.cors_origins: {text:?} is not an origin such as https://shop.example"))
+        };
+        let cors_origins = self.http.cors_origins.iter().map(origin).collect::<anyhow::Result<_>>()?;
+        Ok(ServerConfig {
+            hsts: self.http.hsts || tls.is_some(),
+            tls,
+            cors_origins,
             max_connections: self.http.max_connections,
             head_within: Duration::from_millis(self.http.head_within_ms),
             answer_within: Duration::from_millis(self.http.answer_within_ms),
             drain_within: Duration::from_millis(self.http.drain_within_ms),
-        }
+        })
     }
 
     pub fn engine(&self, database: &Database, demo: bool) -> EngineConfig {

@@ -1,6 +1,6 @@
 //! The edge. Thin: parse, call the engine, answer.
 //!
-//! - [`server`]: connections, their limits, graceful shutdown
+//! - [`server`]: connections, their limits, graceful shutdown; [`tls`]; `cors`
 //! - [`app`]: what the handlers share; the routes
 //! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
@@ -10,6 +10,7 @@
 pub mod address;
 mod admin;
 pub mod app;
+mod cors;
 pub mod credentials;
 mod extract;
 mod login;
@@ -20,8 +21,10 @@ pub mod problem;
 mod sales;
 pub mod server;
 mod shops;
+pub mod tls;
 
 pub use address::Network;
 pub use app::{App, Config, Surface};
+pub use axum::http::HeaderValue;
 pub use credentials::{AdminToken, Role};
 pub use server::{ServerConfig, serve};

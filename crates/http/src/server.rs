@@ -1,6 +1,7 @@
 //! Connections, their limits, and graceful shutdown.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,30 +10,37 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{CACHE_CONTROL, STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use metrics::{Counter, Histogram, counter, histogram};
 use rand::RngExt as _;
 use stampede_core::Code;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
 use tower::Service as _;
 use tracing::Instrument as _;
 
-use crate::address;
 use crate::app::{App, Surface};
 use crate::extract::Peer;
 use crate::problem::{Language, Problem, render};
+use crate::{address, cors};
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub struct ServerConfig {
+    /// Plain without.
+    pub tls: Option<TlsAcceptor>,
+    /// Tell browsers to come by HTTPS alone.
+    pub hsts: bool,
+    /// Pages of these origins may call the buyers' routes.
+    pub cors_origins: Vec<HeaderValue>,
     pub max_connections: usize,
     /// A request's head must arrive within this time; an idle connection is closed after it.
     pub head_within: Duration,
@@ -40,6 +48,13 @@ pub struct ServerConfig {
     pub answer_within: Duration,
     /// How long requests under way may go on after shutdown has begun.
     pub drain_within: Duration,
+}
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("ServerConfig");
+        shown.field("tls", &self.tls.is_some()).field("max_connections", &self.max_connections).finish_non_exhaustive()
+    }
 }
 
 /// The longest request head that is read; a longer one gets 431.
@@ -68,7 +83,9 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let router = app.clone().routes(surface);
+    let drain_within = config.drain_within;
     let places = Arc::new(Semaphore::new(config.max_connections));
+    let edge = Edge { app: app.clone(), router, config: Arc::new(config) };
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
@@ -86,20 +103,13 @@ pub async fn serve(
             () = &mut shutdown => break,
         };
         match places.clone().try_acquire_owned() {
-            Ok(place) => serve_connection(
-                stream,
-                peer,
-                Edge { app: app.clone(), router: router.clone() },
-                config,
-                &graceful,
-                place,
-            ),
+            Ok(place) => serve_connection(stream, peer, edge.clone(), &graceful, place),
             Err(_) => refuse(stream, &refusals),
         }
     }
     drop(listener);
     app.drain();
-    if tokio::time::timeout(config.drain_within, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(drain_within, graceful.shutdown()).await.is_err() {
         tracing::warn!("some connections did not finish in time and were cut");
     }
 }
@@ -124,7 +134,6 @@ fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
     edge: Edge,
-    config: ServerConfig,
     graceful: &GracefulShutdown,
     place: OwnedSemaphorePermit,
 ) {
@@ -132,20 +141,35 @@ fn serve_connection(
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
-    let service = service_fn(move |request| answer(edge.clone(), request, peer, config));
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(config.head_within)
-        .max_buf_size(MAX_HEAD)
-        .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(stream), service);
-    let connection = graceful.watch(connection);
+    let watcher = graceful.watcher();
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection ended with an error");
+        match &edge.config.tls {
+            None => speak_http(stream, peer, edge, watcher).await,
+            Some(tls) => match tokio::time::timeout(edge.config.head_within, tls.accept(stream)).await {
+                Ok(Ok(stream)) => speak_http(stream, peer, edge, watcher).await,
+                Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS"),
+                Err(_) => tracing::debug!("a connection took too long to speak TLS"),
+            },
         }
         drop(place);
     });
+}
+
+async fn speak_http<S>(stream: S, peer: SocketAddr, edge: Edge, watcher: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let head_within = edge.config.head_within;
+    let service = service_fn(move |request| answer(edge.clone(), request, peer));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_within)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection ended with an error");
+    }
 }
 
 /// What every connection has at hand.
@@ -153,6 +177,7 @@ fn serve_connection(
 struct Edge {
     app: Arc<App>,
     router: Router,
+    config: Arc<ServerConfig>,
 }
 
 /// Figures of all requests, made once.
@@ -186,29 +211,36 @@ fn next_request_id() -> String {
     format!("{:016x}", START.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-async fn answer(
-    mut edge: Edge,
-    request: Request<Incoming>,
-    peer: SocketAddr,
-    config: ServerConfig,
-) -> Result<Response, Infallible> {
+async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) -> Result<Response, Infallible> {
     let started = Instant::now();
     let id = next_request_id();
     let span = tracing::error_span!("request", id, method = %request.method(), path = request.uri().path());
     let language = Language::of(request.headers());
     let client = address::client(peer.ip(), request.headers(), &edge.app.config.trusted_proxies);
-    let mut request = request.map(Body::new);
-    request.extensions_mut().insert(Peer(client));
-    let handling = edge.router.call(request).instrument(span.clone());
-    let response = match tokio::time::timeout(config.answer_within, handling).await {
-        Ok(Ok(response)) => response,
-        Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
+    let origin = cors::allowed(&request, &edge.config.cors_origins);
+    let response = match origin.as_ref().and_then(|_| cors::preflight(&request)) {
+        Some(response) => response,
+        None => {
+            let mut request = request.map(Body::new);
+            request.extensions_mut().insert(Peer(client));
+            let handling = edge.router.call(request).instrument(span.clone());
+            match tokio::time::timeout(edge.config.answer_within, handling).await {
+                Ok(Ok(response)) => response,
+                Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
+            }
+        }
     };
     let mut response = render(response, language);
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     // What a buyer or an operator is told is for nobody else; the page sets its own.
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    if edge.config.hsts {
+        headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+    }
+    if let Some(origin) = origin {
+        cors::allow(headers, origin);
+    }
     if let Ok(id) = HeaderValue::try_from(id) {
         headers.insert("x-request-id", id);
     }

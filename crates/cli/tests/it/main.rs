@@ -5,7 +5,7 @@
 //! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures
-//! - `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
+//! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
 
@@ -14,6 +14,7 @@ mod chaos;
 mod commands;
 mod crash;
 mod durability;
+mod edge;
 mod history;
 mod hostile;
 mod nodes;

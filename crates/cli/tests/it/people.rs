@@ -230,3 +230,63 @@ async fn a_new_code_does_not_reset_the_tries() {
     assert_eq!(told[..5], ["wrong_code"; 5]);
     assert!(told[5..].contains(&"too_many_requests".into()), "{told:?}");
 }
+
+/// An operator's web address that refuses twice before it takes a code; tells what it was sent.
+async fn receiver() -> (std::net::SocketAddr, tokio::sync::mpsc::Receiver<(String, String)>) {
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (tell, told) = tokio::sync::mpsc::channel(10);
+    tokio::spawn(async move {
+        for n in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            let tell = tell.clone();
+            let service = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                let tell = tell.clone();
+                async move {
+                    let signature = request.headers()["x-stampede-signature"].to_str().unwrap().to_owned();
+                    let body = http_body_util::BodyExt::collect(request.into_body()).await.unwrap().to_bytes();
+                    tell.send((signature, String::from_utf8(body.to_vec()).unwrap())).await.unwrap();
+                    let status = if n < 2 { 500 } else { 204 };
+                    let answer = hyper::Response::builder().status(status);
+                    answer.body(http_body_util::Empty::<bytes::Bytes>::new())
+                }
+            });
+            let io = hyper_util::rt::TokioIo::new(stream);
+            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(io, service));
+        }
+    });
+    (address, told)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn codes_go_to_the_webhook_signed_and_are_tried_again() {
+    use hmac::{Hmac, KeyInit as _, Mac as _};
+    const SECRET: &str = "a-secret-of-the-operator";
+    let (address, mut told) = receiver().await;
+    let folder = folder();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_stampede"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
+    command.env("STAMPEDE_WEBHOOK_SECRET", SECRET).env("STAMPEDE__LOGIN__SENDER", "webhook");
+    command.env("STAMPEDE__LOGIN__WEBHOOK_URL", format!("http://{address}/codes")).env("STAMPEDE__LOG__LEVEL", "off");
+    let shop = Shop::run(command);
+    let mut client = shop.client().await;
+    let sent = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
+    assert_eq!(sent.json(), json!({ "expires_in_s": 300 }), "the code is not in the answer");
+
+    let mut bodies = Vec::new();
+    for _ in 0..3 {
+        let (signature, body) = told.recv().await.unwrap();
+        let (time, hex) = signature.strip_prefix("t=").unwrap().split_once(",v1=").unwrap();
+        let mut mac = Hmac::<sha2::Sha256>::new_from_slice(SECRET.as_bytes()).unwrap();
+        mac.update(format!("{time}.{body}").as_bytes());
+        let expected: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, expected);
+        bodies.push(body);
+    }
+    assert!(bodies.iter().all(|body| *body == bodies[0]), "the same code each time");
+    let code: Value = serde_json::from_str(&bodies[0]).unwrap();
+    let login = json!({ "phone": "13800138000", "code": code["code"] });
+    assert_eq!(client.post("/v1/login", "", &login).await.unwrap().status, 200);
+    assert!(shop.stop().success());
+    assert!(told.try_recv().is_err(), "taken once, sent no more");
+}

@@ -128,7 +128,8 @@ impl Shop {
     pub fn run(command: Command) -> Self {
         let mut process = Process::start(command).unwrap();
         let address = process.wait_for(Duration::from_secs(60), |line| {
-            line.trim().strip_prefix("open")?.trim().strip_prefix("http://")?.strip_suffix('/')?.parse().ok()
+            let (_, address) = line.trim().strip_prefix("open")?.split_once("://")?;
+            address.strip_suffix('/')?.parse().ok()
         });
         Self { address: address.expect("the server did not start"), process }
     }
@@ -194,6 +195,15 @@ impl Shop {
             buyers.extend(task.await.unwrap());
         }
         buyers
+    }
+
+    /// The same, from a server that may have no place for us yet.
+    pub async fn metric_soon(&self, name: &str) -> f64 {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !self.client().await.get("/healthz", "").await.is_ok_and(|reply| reply.status == 200) {
+            assert!(Instant::now() < deadline, "no place became free");
+        }
+        self.metric(name).await
     }
 
     /// The counters and gauges of `/metrics`, by their full name.

@@ -188,3 +188,21 @@ async fn a_session_ends_at_once_and_expires_by_itself() {
     tokio::time::sleep(Duration::from_millis(2000)).await;
     refused(engine.authenticate(&session.token).await.unwrap_err());
 }
+
+/// A store that is closed answers every call with an error; junk is refused all the same, so it never asks one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn junk_tokens_reach_no_store() {
+    let tier = tier(CONFIG, 1, |inner| inner).await;
+    let engine = &tier.engine;
+    let phone = Phone::parse("13800138000").unwrap();
+    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
+    let real = engine.log_in(phone, &code).await.unwrap().token;
+    tier.stores.ledger.close().await;
+    let mut junk = real.into_bytes();
+    for n in 0..stampede_testkit::count(1_000_000, 20_000) {
+        let place = (n % 54) as usize;
+        junk[place] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"[(n / 54 % 32) as usize];
+        let refused = engine.authenticate(std::str::from_utf8(&junk).unwrap()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthorized);
+    }
+}

@@ -1,0 +1,170 @@
+//! Login codes to a web address of the operator's, signed, and tried again until they are taken.
+//!
+//! The request that asked for a code does not wait for its delivery: every number is answered the same, in the same time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use async_trait::async_trait;
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use http_body_util::Full;
+use hyper::client::conn::http1::handshake;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Request, Uri};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use sha2::Sha256;
+use stampede_core::{Clock as _, Phone, SystemClock};
+use stampede_engine::Sender;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::TlsConnector;
+
+/// How many codes may wait for delivery; one more is an error for who asked.
+const QUEUE: usize = 1000;
+/// How many are on their way at once.
+const AT_ONCE: usize = 8;
+const TRIES: u32 = 4;
+const TRY_WITHIN: Duration = Duration::from_secs(3);
+
+#[derive(Debug)]
+pub struct Webhook {
+    queue: mpsc::Sender<(Phone, String)>,
+}
+
+/// Where to, and how it is signed.
+struct Target {
+    host: String,
+    port: u16,
+    path: String,
+    tls: Option<TlsConnector>,
+    key: Hmac<Sha256>,
+}
+
+impl Webhook {
+    /// Starts delivering. Must be called inside the runtime.
+    pub fn start(url: &str, secret: &str) -> anyhow::Result<Self> {
+        let target = Arc::new(Target::parse(url, secret)?);
+        let (queue, waiting) = mpsc::channel::<(Phone, String)>(QUEUE);
+        let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
+        for _ in 0..AT_ONCE {
+            let (target, waiting) = (target.clone(), waiting.clone());
+            tokio::spawn(async move {
+                loop {
+                    let next = waiting.lock().await.recv().await;
+                    let Some((phone, code)) = next else { return };
+                    target.deliver(&phone, &code).await;
+                }
+            });
+        }
+        Ok(Self { queue })
+    }
+}
+
+#[async_trait]
+impl Sender for Webhook {
+    async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(self.queue.try_send((phone.clone(), code.to_owned())).map_err(|_| "too many codes wait for delivery")?)
+    }
+}
+
+impl Target {
+    fn parse(url: &str, secret: &str) -> anyhow::Result<Self> {
+        ensure!(secret.len() >= 16, "the secret of the webhook must have at least 16 characters");
+        let uri: Uri = url.parse().context("login.webhook_url is not a URL")?;
+        let (tls, port) = match uri.scheme_str() {
+            Some("https") => (Some(connector()?), 443),
+            Some("http") => (None, 80),
+            _ => bail!("login.webhook_url must begin with http:// or https://"),
+        };
+        let host = uri.host().context("login.webhook_url has no host")?.trim_matches(['[', ']']).to_owned();
+        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let key = Hmac::new_from_slice(secret.as_bytes()).context("the secret of the webhook cannot be used")?;
+        Ok(Self { host, port: uri.port_u16().unwrap_or(port), path, tls, key })
+    }
+
+    /// Until it is taken, a few times. A code that does not arrive is asked for again by its owner.
+    async fn deliver(&self, phone: &Phone, code: &str) {
+        let body = serde_json::json!({ "phone": phone.as_str(), "code": code }).to_string();
+        for tried in 1..=TRIES {
+            let error = match tokio::time::timeout(TRY_WITHIN, self.post(&body)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => format!("{error:#}"),
+                Err(_) => "no answer in time".to_owned(),
+            };
+            tracing::warn!(%phone, tried, error, "the webhook did not take a login code");
+            if tried < TRIES {
+                tokio::time::sleep(Duration::from_millis(200) * 4u32.pow(tried - 1)).await;
+            }
+        }
+        tracing::error!(%phone, "a login code could not be delivered");
+    }
+
+    async fn post(&self, body: &str) -> anyhow::Result<()> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        match &self.tls {
+            None => self.post_over(stream, body).await,
+            Some(tls) => {
+                let name = ServerName::try_from(self.host.clone())?;
+                self.post_over(tls.connect(name, stream).await?, body).await
+            }
+        }
+    }
+
+    async fn post_over(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        body: &str,
+    ) -> anyhow::Result<()> {
+        let (mut requests, connection) = handshake(TokioIo::new(stream)).await?;
+        let connection = tokio::spawn(connection);
+        let request = Request::post(&self.path)
+            .header(HOST, format!("{}:{}", self.host, self.port))
+            .header(CONTENT_TYPE, "application/json")
+            .header("x-stampede-signature", self.sign(body))
+            .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
+        let answered = requests.send_request(request).await;
+        connection.abort();
+        let status = answered?.status();
+        ensure!(status.is_success(), "it answered {status}");
+        Ok(())
+    }
+
+    /// `t=SECONDS,v1=HEX`: the receiver can tell that it is ours, and that it is fresh.
+    fn sign(&self, body: &str) -> String {
+        let seconds = SystemClock.now().ms() / 1000;
+        let mut mac = self.key.clone();
+        mac.update(format!("{seconds}.{body}").as_bytes());
+        let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("t={seconds},v1={hex}")
+    }
+}
+
+fn connector() -> anyhow::Result<TlsConnector> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn mistakes_in_the_settings_are_named() {
+        for (url, secret, word) in [
+            ("ftp://x/y", "0123456789abcdef", "http://"),
+            ("nowhere", "0123456789abcdef", "http://"),
+            ("http://x/y", "short", "16"),
+        ] {
+            let error = format!("{:#}", Webhook::start(url, secret).unwrap_err());
+            assert!(error.contains(word), "{url}: {error}");
+            assert!(!error.contains("short"));
+        }
+    }
+}

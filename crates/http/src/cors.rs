@@ -1,0 +1,35 @@
+//! Pages of other origins: off unless they are named, and then for buyers' routes alone.
+
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_METHOD, ORIGIN, VARY,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use axum::response::{IntoResponse as _, Response};
+
+/// The origin of the request, if it may read what we answer.
+pub(crate) fn allowed<B>(request: &Request<B>, origins: &[HeaderValue]) -> Option<HeaderValue> {
+    let origin = request.headers().get(ORIGIN)?;
+    let allowed = request.uri().path().starts_with("/v1/") && origins.contains(origin);
+    allowed.then(|| origin.clone())
+}
+
+/// The answer to a browser that asks before it sends.
+pub(crate) fn preflight<B>(request: &Request<B>) -> Option<Response> {
+    let asks = request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    asks.then(|| {
+        let mut response = StatusCode::NO_CONTENT.into_response();
+        let headers = response.headers_mut();
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
+        let names = HeaderValue::from_static("accept-language, authorization, content-type");
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, names);
+        headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+        response
+    })
+}
+
+pub(crate) fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("location, retry-after, x-request-id"));
+    headers.append(VARY, HeaderValue::from_static("origin"));
+}
