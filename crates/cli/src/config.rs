@@ -34,7 +34,7 @@ struct Given {
 impl Config {
     pub fn run(self) -> anyhow::Result<()> {
         let (Command::Show(given) | Command::Check(given)) = &self.command;
-        // Whatever can be wrong without starting anything is found here.
+        // What can be wrong without opening a database, a token or a port.
         let settings = Settings::load(&given.flags, &given.serve)?;
         settings.database()?;
         settings.admin_listen()?;

@@ -3,7 +3,7 @@
 //! The request that asked for a code does not wait for its delivery: every number is answered the same, in the same time.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use async_trait::async_trait;
@@ -28,15 +28,26 @@ const QUEUE: usize = 1000;
 /// How many are on their way at once.
 const AT_ONCE: usize = 8;
 const TRIES: u32 = 4;
+/// A code that has waited longer is of no use any more: its owner has asked for another.
+const STALE: Duration = Duration::from_secs(120);
 const TRY_WITHIN: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub struct Webhook {
-    queue: mpsc::Sender<(Phone, String)>,
+    queue: mpsc::Sender<Parcel>,
+}
+
+/// A code on its way.
+struct Parcel {
+    phone: Phone,
+    code: String,
+    since: Instant,
 }
 
 /// Where to, and how it is signed.
 struct Target {
+    /// As it stands in the URL.
+    authority: String,
     host: String,
     port: u16,
     path: String,
@@ -48,15 +59,17 @@ impl Webhook {
     /// Starts delivering. Must be called inside the runtime.
     pub fn start(url: &str, secret: &str) -> anyhow::Result<Self> {
         let target = Arc::new(Target::parse(url, secret)?);
-        let (queue, waiting) = mpsc::channel::<(Phone, String)>(QUEUE);
+        let (queue, waiting) = mpsc::channel::<Parcel>(QUEUE);
         let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
         for _ in 0..AT_ONCE {
             let (target, waiting) = (target.clone(), waiting.clone());
             tokio::spawn(async move {
                 loop {
                     let next = waiting.lock().await.recv().await;
-                    let Some((phone, code)) = next else { return };
-                    target.deliver(&phone, &code).await;
+                    let Some(Parcel { phone, code, since }) = next else { return };
+                    if since.elapsed() < STALE {
+                        target.deliver(&phone, &code).await;
+                    }
                 }
             });
         }
@@ -67,7 +80,8 @@ impl Webhook {
 #[async_trait]
 impl Sender for Webhook {
     async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        Ok(self.queue.try_send((phone.clone(), code.to_owned())).map_err(|_| "too many codes wait for delivery")?)
+        let parcel = Parcel { phone: phone.clone(), code: code.to_owned(), since: Instant::now() };
+        Ok(self.queue.try_send(parcel).map_err(|_| "too many codes wait for delivery")?)
     }
 }
 
@@ -81,9 +95,10 @@ impl Target {
             _ => bail!("login.webhook_url must begin with http:// or https://"),
         };
         let host = uri.host().context("login.webhook_url has no host")?.trim_matches(['[', ']']).to_owned();
+        let authority = uri.authority().context("login.webhook_url has no host")?.to_string();
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let key = Hmac::new_from_slice(secret.as_bytes()).context("the secret of the webhook cannot be used")?;
-        Ok(Self { host, port: uri.port_u16().unwrap_or(port), path, tls, key })
+        Ok(Self { authority, host, port: uri.port_u16().unwrap_or(port), path, tls, key })
     }
 
     /// Until it is taken, a few times. A code that does not arrive is asked for again by its owner.
@@ -122,7 +137,7 @@ impl Target {
         let (mut requests, connection) = handshake(TokioIo::new(stream)).await?;
         let connection = tokio::spawn(connection);
         let request = Request::post(&self.path)
-            .header(HOST, format!("{}:{}", self.host, self.port))
+            .header(HOST, &self.authority)
             .header(CONTENT_TYPE, "application/json")
             .header("x-stampede-signature", self.sign(body))
             .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;

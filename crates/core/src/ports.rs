@@ -156,8 +156,8 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// The user's orders, newest first, those below `before`.
     async fn orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>>;
 
-    /// Every sale, newest first.
-    async fn sales(&self) -> Result<Vec<Sale>>;
+    /// The sales that end after this moment, or all; newest first.
+    async fn sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>>;
 
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>>;
 
@@ -238,7 +238,10 @@ pub trait Catalogue: Send + Sync + fmt::Debug {
 
     async fn create_voucher(&self, voucher: &Voucher) -> Result<Created>;
 
-    /// Takes the place of the voucher with the same id. Its shop and its kind stay.
+    /// Puts the voucher on the shelf or takes it off.
+    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced>;
+
+    /// Takes the place of the voucher with the same id. Its shop, its kind and its place on the shelf stay.
     async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced>;
 
     async fn voucher(&self, id: VoucherId) -> Result<Option<Voucher>>;

@@ -79,7 +79,7 @@ impl Engine {
         let has_others = AtomicBool::new(has_others);
 
         let (gate, shelf) = (Arc::new(MemoryGate::new()), Shelf::default());
-        for sale in ledger.sales().await? {
+        for sale in ledger.sales(None).await? {
             // Read again together with its orders, so that both are of one moment.
             if !is_long_over(&sale, clock.now())
                 && let Some(loaded) = ledger.load(sale.id).await?
@@ -108,6 +108,11 @@ impl Engine {
         let watch = workers::watch::keep(Arc::downgrade(&engine), config.shared_ledger);
         engine.workers.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
         Ok(engine)
+    }
+
+    /// Sales that ended after this are kept in memory with their marks.
+    pub(crate) fn kept_since(&self) -> Timestamp {
+        self.clock.now().minus(KEPT_AFTER_END)
     }
 
     /// So long over that its marks are no longer kept in memory.

@@ -109,6 +109,11 @@ impl People {
         self.sessions.entry(session.id).or_insert(known).into_value()
     }
 
+    /// Every session is read from the ledger again when it is next used.
+    pub(crate) fn forget_all(&self) {
+        self.sessions.invalidate_all();
+    }
+
     /// What stays is that it has ended, so that a request that has just read it from the ledger cannot bring it back.
     fn forget(&self, id: SessionId, user: UserId) {
         let zero = || AtomicI64::new(0);

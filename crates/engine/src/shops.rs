@@ -64,23 +64,21 @@ impl Engine {
         if (voucher.shop, voucher.kind) != (held.shop, held.kind) {
             return Err(Error::Plain(Code::IllegalStep));
         }
-        self.replace_voucher(Voucher { on_shelf: held.on_shelf, ..voucher }).await
+        match self.stores.catalogue.edit_voucher(&voucher).await? {
+            Replaced::Done => self.voucher(id).await,
+            Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
+        }
     }
 
     /// Puts the voucher on the shelf or takes it off. Its sale, if it has one, goes on: pause or end that.
     pub async fn shelve(&self, id: VoucherId, on_shelf: bool) -> Result<Voucher, Error> {
-        let held = self.voucher(id).await?;
-        self.replace_voucher(Voucher { on_shelf, ..held }).await
+        match self.stores.catalogue.shelve_voucher(id, on_shelf).await? {
+            Replaced::Done => self.voucher(id).await,
+            Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
+        }
     }
 
     async fn voucher(&self, id: VoucherId) -> Result<Voucher, Error> {
         self.stores.catalogue.voucher(id).await?.ok_or(Error::Plain(Code::NoSuchVoucher))
-    }
-
-    async fn replace_voucher(&self, voucher: Voucher) -> Result<Voucher, Error> {
-        match self.stores.catalogue.edit_voucher(&voucher).await? {
-            Replaced::Done => Ok(voucher),
-            Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
-        }
     }
 }

@@ -227,6 +227,11 @@ impl MemoryGate {
         })
     }
 
+    /// The sales that are open here.
+    pub fn sales(&self) -> Vec<SaleId> {
+        self.sales.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
     /// Forgets the sale.
     pub fn remove(&self, sale: SaleId) -> bool {
         self.sales.write().unwrap_or_else(PoisonError::into_inner).remove(&sale).is_some()

@@ -55,7 +55,9 @@ impl Network {
 pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[Network]) -> IpAddr {
     let is_trusted = |address| trusted.iter().any(|network| network.has(address));
     let mut client = peer.to_canonical();
-    let values: Vec<&str> = headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok()).collect();
+    // A client may have written anything in front of what our proxies added.
+    let written = headers.get_all("x-forwarded-for").iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let values: Vec<_> = written.collect();
     for hop in values.iter().flat_map(|value| value.split(',')).rev() {
         if !is_trusted(client) {
             break;

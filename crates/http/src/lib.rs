@@ -1,6 +1,6 @@
 //! The edge. Thin: parse, call the engine, answer.
 //!
-//! - [`server`]: connections, their limits, graceful shutdown; [`tls`]; `cors`
+//! - [`server`]: connections, their limits, graceful shutdown; `patient`, [`tls`], `cors`
 //! - [`app`]: what the handlers share; the routes
 //! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
@@ -17,6 +17,7 @@ mod login;
 mod operations;
 mod orders;
 mod page;
+mod patient;
 pub mod problem;
 mod sales;
 pub mod server;

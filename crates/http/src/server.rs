@@ -30,6 +30,7 @@ use tracing::Instrument as _;
 
 use crate::app::{App, Surface};
 use crate::extract::Peer;
+use crate::patient::Patient;
 use crate::problem::{Language, Problem, render};
 use crate::{address, cors};
 
@@ -60,6 +61,8 @@ impl fmt::Debug for ServerConfig {
 /// The longest request head that is read; a longer one gets 431.
 const MAX_HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 64;
+/// How long an answer may wait for a peer that does not read.
+const WRITE_WITHIN: Duration = Duration::from_secs(15);
 
 /// How many connections may be told at once that they are too many; more are closed without a word.
 const MAX_REFUSALS: usize = 256;
@@ -104,7 +107,7 @@ pub async fn serve(
         };
         match places.clone().try_acquire_owned() {
             Ok(place) => serve_connection(stream, peer, edge.clone(), &graceful, place),
-            Err(_) => refuse(stream, &refusals),
+            Err(_) => refuse(stream, &refusals, edge.config.tls.is_some()),
         }
     }
     drop(listener);
@@ -114,8 +117,12 @@ pub async fn serve(
     }
 }
 
-fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>) {
+fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>, tls: bool) {
     metrics::counter!("stampede_connections_refused_total").increment(1);
+    if tls {
+        // A handshake is what we have no room for; closing it says enough.
+        return;
+    }
     let Ok(place) = refusals.clone().try_acquire_owned() else { return };
     let telling = async move {
         stream.write_all(&FULL).await?;
@@ -166,7 +173,7 @@ where
         .header_read_timeout(head_within)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Patient::new(stream, WRITE_WITHIN)), service);
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection ended with an error");
     }

@@ -78,8 +78,15 @@ pub(crate) enum Pool {
         writer: SqlitePool,
         readers: SqlitePool,
     },
-    MySql(MySqlPool),
-    Postgres(PgPool),
+    /// What sells has connections of its own, so that no crowd of readers keeps it waiting.
+    MySql {
+        writer: MySqlPool,
+        readers: MySqlPool,
+    },
+    Postgres {
+        writer: PgPool,
+        readers: PgPool,
+    },
 }
 
 pub(crate) enum Tx {
@@ -164,7 +171,7 @@ fn dollars(sql: &str) -> String {
     numbered
 }
 
-async fn within<T>(call: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+pub(crate) async fn within<T>(call: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
     match tokio::time::timeout(STATEMENT_WITHIN, call).await {
         Ok(done) => done,
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
@@ -175,8 +182,8 @@ impl Pool {
     pub(crate) const fn dialect(&self) -> Dialect {
         match self {
             Self::Sqlite { .. } => Dialect::Sqlite,
-            Self::MySql(_) => Dialect::MySql,
-            Self::Postgres(_) => Dialect::Postgres,
+            Self::MySql { .. } => Dialect::MySql,
+            Self::Postgres { .. } => Dialect::Postgres,
         }
     }
 
@@ -184,38 +191,38 @@ impl Pool {
     pub(crate) async fn begin(&self) -> Result<Tx> {
         let begun = match self {
             Self::Sqlite { writer, .. } => within(writer.begin_with("BEGIN IMMEDIATE")).await.map(Tx::Sqlite),
-            Self::MySql(pool) => within(pool.begin()).await.map(Tx::MySql),
-            Self::Postgres(pool) => within(pool.begin()).await.map(Tx::Postgres),
+            Self::MySql { writer, .. } => within(writer.begin()).await.map(Tx::MySql),
+            Self::Postgres { writer, .. } => within(writer.begin()).await.map(Tx::Postgres),
         };
-        begun.map_err(failed)
+        begun.map_err(errors::not_begun)
     }
 
     /// A transaction that reads one moment.
     pub(crate) async fn snapshot(&self) -> Result<Tx> {
         let begun = match self {
             Self::Sqlite { readers, .. } => within(readers.begin()).await.map(Tx::Sqlite),
-            Self::MySql(pool) => {
+            Self::MySql { readers, .. } => {
                 // The level is set for the connection's next transaction alone.
                 let begin = async {
-                    let mut connection = pool.acquire().await?;
+                    let mut connection = readers.acquire().await?;
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
                     Transaction::begin(connection, None).await
                 };
                 within(begin).await.map(Tx::MySql)
             }
-            Self::Postgres(pool) => {
-                within(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await.map(Tx::Postgres)
+            Self::Postgres { readers, .. } => {
+                within(readers.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await.map(Tx::Postgres)
             }
         };
-        begun.map_err(failed)
+        begun.map_err(errors::not_begun)
     }
 
     /// One statement that commits by itself. It may have been done even though it failed: only for what can be done again.
     pub(crate) async fn execute(&self, sql: &str, args: &[Arg<'_>]) -> Result<()> {
         let done = match self {
             Self::Sqlite { writer, .. } => within(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
-            Self::MySql(pool) => within(bound!(sql.to_owned(), args).execute(pool)).await.map(|_| ()),
-            Self::Postgres(pool) => within(bound!(dollars(sql), args).execute(pool)).await.map(|_| ()),
+            Self::MySql { writer, .. } => within(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
+            Self::Postgres { writer, .. } => within(bound!(dollars(sql), args).execute(writer)).await.map(|_| ()),
         };
         done.map_err(errors::perhaps)
     }
@@ -225,8 +232,12 @@ impl Pool {
             Self::Sqlite { readers, .. } => {
                 within(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::Sqlite))
             }
-            Self::MySql(pool) => within(bound!(sql.to_owned(), args).fetch_all(pool)).await.map(many(Row::MySql)),
-            Self::Postgres(pool) => within(bound!(dollars(sql), args).fetch_all(pool)).await.map(many(Row::Postgres)),
+            Self::MySql { readers, .. } => {
+                within(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::MySql))
+            }
+            Self::Postgres { readers, .. } => {
+                within(bound!(dollars(sql), args).fetch_all(readers)).await.map(many(Row::Postgres))
+            }
         };
         rows.map_err(failed)
     }
@@ -243,8 +254,14 @@ impl Pool {
                 readers.close().await;
                 writer.close().await;
             }
-            Self::MySql(pool) => pool.close().await,
-            Self::Postgres(pool) => pool.close().await,
+            Self::MySql { writer, readers } => {
+                readers.close().await;
+                writer.close().await;
+            }
+            Self::Postgres { writer, readers } => {
+                readers.close().await;
+                writer.close().await;
+            }
         }
     }
 }
@@ -268,6 +285,20 @@ impl Tx {
             }
         };
         done.map_err(failed)
+    }
+
+    /// An insert that may find its key taken: `false` then, and the transaction must be rolled back.
+    pub(crate) async fn insert_new(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<bool> {
+        let done = match self {
+            Self::Sqlite(tx) => within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
+            Self::MySql(tx) => within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
+            Self::Postgres(tx) => within(bound!(dollars(sql), args).execute(&mut **tx)).await.map(|_| ()),
+        };
+        match done {
+            Ok(()) => Ok(true),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     pub(crate) async fn rows(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {

@@ -24,6 +24,14 @@ pub(crate) fn failed(error: sqlx::Error) -> LedgerError {
     }
 }
 
+/// A transaction could not even begin. Whatever the reason, it is none of an order's: a changed password is no poison.
+pub(crate) fn not_begun(error: sqlx::Error) -> LedgerError {
+    match failed(error) {
+        LedgerError::Poison(error) => LedgerError::Unavailable(error),
+        other => other,
+    }
+}
+
 /// A statement that commits by itself failed: if it is the connection that failed, it may have been done.
 pub(crate) fn perhaps(error: sqlx::Error) -> LedgerError {
     match (&error, meaning(&error)) {
@@ -44,33 +52,19 @@ fn meaning(error: &sqlx::Error) -> Meaning {
     }
 }
 
+/// What passes by itself on MySQL and MariaDB: full disk or table, too many connections, shutting down, killed, read-only, not ready,
+/// time limits, storage engine errors, network.
+const OUTAGES: [u16; 29] = [
+    3, 28, 1021, 1026, 1030, 1040, 1041, 1047, 1053, 1077, 1079, 1114, 1129, 1158, 1159, 1160, 1161, 1180, 1203, 1226,
+    1290, 1317, 1836, 1927, 1969, 2006, 2013, 3024, 4031,
+];
+
 fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
     if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
         return match error.number() {
             // Lock wait time-out, deadlock, record has changed.
             1205 | 1213 | 1020 => Meaning::Conflict,
-            // Full disk or table, too many connections, shutting down, killed, read-only, storage engine errors.
-            3
-            | 28
-            | 1021
-            | 1026
-            | 1030
-            | 1040
-            | 1053
-            | 1077
-            | 1079
-            | 1114
-            | 1129
-            | 1158..=1161
-            | 1180
-            | 1203
-            | 1226
-            | 1290
-            | 1317
-            | 1836
-            | 1927
-            | 2006
-            | 2013 => Meaning::Outage,
+            number if OUTAGES.contains(&number) => Meaning::Outage,
             _ => Meaning::Poison,
         };
     }
@@ -79,7 +73,8 @@ fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
         return match code.as_ref() {
             // Serialisation failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Meaning::Conflict,
-            "25006" => Meaning::Outage,
+            // Read-only; we slept in a transaction and were thrown out.
+            "25006" | "25P03" | "25P04" => Meaning::Outage,
             // Connection, resources, operator, system.
             code if ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class)) => Meaning::Outage,
             _ => Meaning::Poison,

@@ -66,15 +66,17 @@ impl Database {
     }
 }
 
-/// `scheme://user:***@host/…`
+/// `scheme://user:***@host/name`: without what could be a password, in its place or among the parameters.
 fn without_password(url: &str) -> String {
-    let hidden = || {
-        let (scheme, rest) = url.split_once("://")?;
-        let (login, host) = rest.rsplit_once('@')?;
-        let (user, _) = login.split_once(':')?;
-        Some(format!("{scheme}://{user}:***@{host}"))
-    };
-    hidden().unwrap_or_else(|| url.to_owned())
+    let url = url.split(['?', '#']).next().unwrap_or_default();
+    match url.rsplit_once('@') {
+        None => url.to_owned(),
+        Some((login, host)) => {
+            let (scheme, login) = login.split_once(':').unwrap_or((login, ""));
+            let user = login.trim_start_matches('/').split(':').next().unwrap_or_default();
+            format!("{scheme}://{user}:***@{host}")
+        }
+    }
 }
 
 impl fmt::Display for Database {
@@ -109,4 +111,24 @@ fn migrator(migrations: &[(&'static str, &'static str)]) -> Migrator {
         Migration::new(version, (*name).into(), MigrationType::Simple, sql.into_sql_str(), false)
     });
     Migrator::with_migrations(numbered.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_never_shown() {
+        for (url, shown) in [
+            ("postgres://me:word@h/db", "postgres://me:***@h/db"),
+            ("postgres://h/db?user=me&password=word", "postgres://h/db"),
+            ("mysql://me:wo@word@h/db", "mysql://me:***@h/db"),
+        ] {
+            assert_eq!(Database::parse(url).unwrap().to_string(), shown);
+        }
+        for wrong in ["mysql:me:word@h/db", "mongo://me:word@h/db"] {
+            let told = Database::parse(wrong).unwrap_err().to_string();
+            assert!(!told.contains("word"), "{told}");
+        }
+    }
 }

@@ -29,6 +29,8 @@ pub enum Fault {
 pub struct Proxy {
     address: SocketAddr,
     fault: Arc<watch::Sender<Fault>>,
+    /// Rises when every present connection is to be closed.
+    cuts: Arc<watch::Sender<u64>>,
     task: JoinHandle<()>,
 }
 
@@ -38,20 +40,26 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
         let fault = Arc::new(watch::Sender::new(Fault::None));
-        let faults = fault.clone();
+        let cuts = Arc::new(watch::Sender::new(0));
+        let (faults, cutting) = (fault.clone(), cuts.clone());
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let faults = faults.subscribe();
                 if *faults.borrow() != Fault::Cut {
-                    tokio::spawn(pass(client, target, faults));
+                    tokio::spawn(pass(client, target, faults, cutting.subscribe()));
                 }
             }
         });
-        Ok(Self { address, fault, task })
+        Ok(Self { address, fault, cuts, task })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Closes every connection there is now; new ones may come.
+    pub fn cut_all(&self) {
+        self.cuts.send_modify(|cut| *cut += 1);
     }
 
     /// From now on.
@@ -67,7 +75,12 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(client: TcpStream, target: SocketAddr, mut faults: watch::Receiver<Fault>) {
+async fn pass(
+    client: TcpStream,
+    target: SocketAddr,
+    mut faults: watch::Receiver<Fault>,
+    mut cuts: watch::Receiver<u64>,
+) {
     // A target that is not there looks to the client like a connection that closes.
     let Ok(server) = TcpStream::connect(target).await else { return };
     let (from_client, to_client) = client.into_split();
@@ -78,6 +91,7 @@ async fn pass(client: TcpStream, target: SocketAddr, mut faults: watch::Receiver
     tokio::select! {
         _ = both => {}
         // The proxy has gone, or it cuts.
+        _ = cuts.changed() => {}
         _ = faults.wait_for(|fault| *fault == Fault::Cut) => {}
     }
 }

@@ -84,11 +84,11 @@ async fn wire_broken(kind: Kind) {
             eprintln!("{kind:?}, round {round}: {fault:?}");
             proxy.set(fault);
             tokio::time::sleep(Duration::from_millis(dice.within(300..900))).await;
+            proxy.set(Fault::None);
             if fault == Fault::DropAnswers {
                 // What was asked in the meantime will never be answered: such connections end.
-                proxy.set(Fault::Cut);
+                proxy.cut_all();
             }
-            proxy.set(Fault::None);
             all_told(crowd, &place, sale, &history).await;
         }
     }
@@ -134,9 +134,9 @@ async fn disk_full_on_sqlite() {
     for extra in 0..count(20, 4) {
         let sale = shop.put_up(STOCK).await;
         let history = Arc::new(History::default());
-        let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(100));
         // The log is written from its start again and again, so that the limit is met at every place of a transaction.
         limit(&(1_000 + extra * 5_000).to_string());
+        let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(100));
         let deadline = Instant::now() + Duration::from_secs(30);
         while !history.all().iter().any(|(_, heard)| *heard == Heard::Unknown) {
             assert!(Instant::now() < deadline, "the disk was never full");

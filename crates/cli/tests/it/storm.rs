@@ -104,7 +104,7 @@ async fn batches_grow_with_the_crowd() {
     let mut command = command(&folder);
     if count(1, 0) == 0 {
         // The full counts are for the real disk; here one that is neither very fast nor very slow stands in for it.
-        command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:2");
+        command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:10");
     }
     let shop = Shop::run(command);
     let people = CONNECTIONS * rounds;

@@ -87,7 +87,8 @@ impl IdMaker for Snowflake {
     fn next(&self) -> Result<i64, LeaseEnded> {
         let now_ms = self.clock.now().ms();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (ms, sequence) = if now_ms > state.ms {
+        // A clock that is beyond the lease, by itself or because a renewal is late, chooses nothing: go on from the last id.
+        let (ms, sequence) = if now_ms > state.ms && now_ms < state.lease.until.ms() {
             (now_ms, 0)
         } else if state.sequence < LAST_SEQUENCE {
             (state.ms, state.sequence + 1)
@@ -141,7 +142,10 @@ mod tests {
         assert_eq!(ids.len(), 2 * 4096, "two milliseconds hold just so many");
         maker.grant(lease(1, START_MS, START_MS + 3));
         assert!(maker.next().unwrap() > ids[ids.len() - 1]);
-        clock.set(Timestamp::from_ms(START_MS + 3));
+        clock.set(Timestamp::from_ms(START_MS + 1_000_000));
+        assert!(maker.next().unwrap() > ids[ids.len() - 1], "a clock far ahead does not stop it");
+        let rest = std::iter::from_fn(|| maker.next().ok()).count();
+        assert_eq!(rest, 4096 - 2, "and does not lead it out of its lease");
         assert_eq!(maker.next(), Err(LeaseEnded));
     }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stampede_core::ports::Result;
 use stampede_core::{Sale, SaleId};
@@ -13,62 +13,97 @@ use crate::commit::describe;
 use crate::engine::Engine;
 
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long after another process was last seen we still reckon with what it did.
+const OTHERS_KEPT: Duration = Duration::from_secs(5);
 
-/// What the ledger and the gate say that is sold, where they differ.
-type Difference = (u32, u32);
+/// What the ledger and the gate say that is sold, where they differ, and how often that was seen.
+#[derive(Debug, Clone, Copy)]
+struct Difference {
+    sold: (u32, u32),
+    times: u32,
+}
+
+struct Watch {
+    shared_ledger: bool,
+    others_seen: Option<Instant>,
+    differences: HashMap<SaleId, Difference>,
+}
 
 /// Ends with its engine.
 pub(crate) async fn keep(engine: Weak<Engine>, shared_ledger: bool) {
     let mut turns = tokio::time::interval(LOOK_EVERY);
     turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut seen = HashMap::new();
+    let mut watch = Watch { shared_ledger, others_seen: None, differences: HashMap::new() };
     loop {
         turns.tick().await;
         let Some(engine) = engine.upgrade() else { return };
-        if let Err(error) = look(&engine, shared_ledger, &mut seen).await {
+        if let Err(error) = watch.look(&engine).await {
             tracing::warn!(error = describe(&error), "cannot look at the sales; trying again");
         }
     }
 }
 
-async fn look(engine: &Engine, shared_ledger: bool, seen: &mut HashMap<SaleId, Difference>) -> Result<()> {
-    if shared_ledger {
-        let has_others = engine.stores.ledger.has_other_workers(&engine.holder).await?;
-        engine.has_others.store(has_others, Ordering::Relaxed);
-    }
-    let mut differences = HashMap::new();
-    for sale in engine.stores.ledger.sales().await? {
-        engine.shelf.put(sale.clone());
-        if engine.is_long_over(&sale) {
-            if engine.gate.remove(sale.id) {
-                engine.solo.retire(sale.id).await;
-            }
-            continue;
+impl Watch {
+    async fn look(&mut self, engine: &Engine) -> Result<()> {
+        if self.shared_ledger {
+            self.look_for_others(engine).await?;
         }
-        let Some(snapshot) = engine.gate.snapshot(sale.id) else {
-            open(engine, &sale).await?;
-            continue;
-        };
-        engine.gate.edit(&sale);
-        // Orders on their way are counted here and not there; and what was put in quarantine stays counted here alone. So only a
-        // difference at rest counts, seen twice, and each is looked into once.
-        let at_rest = snapshot.marks == snapshot.settled;
-        let difference = (sale.sold, snapshot.settled);
-        if at_rest && sale.sold != snapshot.settled {
-            if seen.get(&sale.id) == Some(&difference) {
-                engine.solo.refresh(sale.id).await;
+        for id in engine.gate.sales() {
+            if engine.any_sale(id).is_ok_and(|view| engine.is_long_over(&view.sale)) && engine.gate.remove(id) {
+                engine.solo.retire(id).await;
             }
-            differences.insert(sale.id, difference);
         }
+        let mut differences = HashMap::new();
+        for sale in engine.stores.ledger.sales(Some(engine.kept_since())).await? {
+            let id = sale.id;
+            if let Some(difference) = look_at(engine, sale, self.differences.get(&id)).await? {
+                differences.insert(id, difference);
+            }
+        }
+        self.differences = differences;
+        Ok(())
     }
-    *seen = differences;
-    Ok(())
+
+    async fn look_for_others(&mut self, engine: &Engine) -> Result<()> {
+        if engine.stores.ledger.has_other_workers(&engine.holder).await? {
+            self.others_seen = Some(Instant::now());
+            engine.has_others.store(true, Ordering::Relaxed);
+        } else if engine.has_others.load(Ordering::Relaxed)
+            && self.others_seen.is_none_or(|seen| seen.elapsed() >= OTHERS_KEPT)
+        {
+            // The last one to leave may have done something that we have not seen.
+            for id in engine.gate.sales() {
+                engine.solo.refresh(id).await;
+            }
+            engine.people.forget_all();
+            engine.has_others.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
-/// A sale that another process made, or that could not be opened when it was made here.
-async fn open(engine: &Engine, sale: &Sale) -> Result<()> {
-    if let Some(loaded) = engine.stores.ledger.load(sale.id).await? {
-        engine.gate.open(loaded);
+/// Brings the gate's settings of one sale up to date; returns how its marks differ from the ledger's, if they do.
+async fn look_at(engine: &Engine, sale: Sale, before: Option<&Difference>) -> Result<Option<Difference>> {
+    let id = sale.id;
+    let Some(snapshot) = engine.gate.snapshot(id) else {
+        // Another process made it, or it could not be opened when it was made here.
+        engine.shelf.put(sale);
+        if let Some(loaded) = engine.stores.ledger.load(id).await? {
+            engine.gate.open(loaded);
+        }
+        return Ok(None);
+    };
+    let sold = (sale.sold, snapshot.settled);
+    engine.gate.edit(&sale);
+    engine.shelf.put(sale);
+    // Orders on their way are counted here and not there, so only a difference at rest counts, seen twice. What is in quarantine stays
+    // counted here alone: a difference that reading anew does not end is looked into less and less often.
+    if snapshot.marks != snapshot.settled || sold.0 == sold.1 {
+        return Ok(None);
     }
-    Ok(())
+    let times = before.filter(|before| before.sold == sold).map_or(1, |before| before.times + 1);
+    if times > 1 && times.is_power_of_two() {
+        engine.solo.refresh(id).await;
+    }
+    Ok(Some(Difference { sold, times }))
 }

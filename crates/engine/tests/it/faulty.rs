@@ -72,8 +72,8 @@ impl Ledger for Faulty {
     async fn orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>> {
         self.inner.orders_of(user, before, limit).await
     }
-    async fn sales(&self) -> Result<Vec<Sale>> {
-        self.inner.sales().await
+    async fn sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>> {
+        self.inner.sales(end_after).await
     }
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {
         self.inner.sale(id).await

@@ -166,7 +166,7 @@ async fn shutting_down_settles_and_returns_the_worker_number() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_ends_at_once_and_expires_by_itself() {
     let mut config = CONFIG;
-    config.people.session_ttl = Duration::from_millis(1500);
+    config.people.session_ttl = Duration::from_millis(3000);
     let tier = tier(config, 1, |inner| inner).await;
     let engine = &tier.engine;
     let phone = Phone::parse("13800138000").unwrap();
@@ -185,7 +185,7 @@ async fn a_session_ends_at_once_and_expires_by_itself() {
         engine.authenticate(&session.token).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    tokio::time::sleep(Duration::from_millis(2000)).await;
+    tokio::time::sleep(Duration::from_millis(3500)).await;
     refused(engine.authenticate(&session.token).await.unwrap_err());
 }
 

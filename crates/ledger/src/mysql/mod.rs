@@ -1,6 +1,7 @@
 //! MySQL and MariaDB: InnoDB, READ COMMITTED, strict, the log flushed at each commit.
 
 use std::str::FromStr as _;
+use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
 use sqlx::{Executor as _, Row as _};
@@ -8,7 +9,10 @@ use sqlx::{Executor as _, Row as _};
 use crate::db::{PATIENCE, Pool, check_released};
 use crate::{OpenError, migrator};
 
-const CONNECTIONS: u32 = 16;
+/// To write with, and as many to read with.
+const CONNECTIONS: u32 = 12;
+/// Shorter than the server's patience with a silent connection.
+const IDLE: Duration = Duration::from_secs(10);
 
 const MIGRATIONS: [(&str, &str); 3] = [
     ("selling", include_str!("migrations/0001_selling.sql")),
@@ -16,33 +20,36 @@ const MIGRATIONS: [(&str, &str); 3] = [
     ("audit", include_str!("migrations/0003_audit.sql")),
 ];
 
-/// What every connection of ours is set to.
+/// What every connection of ours is set to. A node that sleeps or was cut off in mid-transaction must not hold the sale's row for
+/// long: the server lets go of a connection that has been silent for so many seconds.
 const SESSION: [&str; 2] = [
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION innodb_lock_wait_timeout = 5, time_zone = '+00:00', \
+    "SET SESSION wait_timeout = 20, innodb_lock_wait_timeout = 5, time_zone = '+00:00', \
      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'",
 ];
 
 pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     let options = MySqlConnectOptions::from_str(url).map_err(OpenError::Open)?.charset("utf8mb4");
-    let pool = MySqlPoolOptions::new()
-        .max_connections(CONNECTIONS)
-        .acquire_timeout(PATIENCE)
-        .after_connect(|connection, _| {
-            Box::pin(async move {
-                for setting in SESSION {
-                    connection.execute(setting).await?;
-                }
-                Ok(())
+    let pool = || {
+        MySqlPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(PATIENCE)
+            .idle_timeout(IDLE)
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    for setting in SESSION {
+                        connection.execute(setting).await?;
+                    }
+                    Ok(())
+                })
             })
-        })
-        .after_release(|connection, _| Box::pin(check_released(connection)))
-        .connect_with(options)
-        .await
-        .map_err(OpenError::Open)?;
-    check_durable(&pool).await?;
-    migrate(&pool).await?;
-    Ok(Pool::MySql(pool))
+            .after_release(|connection, _| Box::pin(check_released(connection)))
+    };
+    let writer = pool().connect_with(options.clone()).await.map_err(OpenError::Open)?;
+    check_durable(&writer).await?;
+    migrate(&writer).await?;
+    let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
+    Ok(Pool::MySql { writer, readers })
 }
 
 /// One node at a time. The lock is taken here, because sqlx waits for its own without a limit, which MariaDB takes for "not at all".

@@ -7,7 +7,8 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use crate::db::{PATIENCE, Pool, check_released};
 use crate::{OpenError, migrator};
 
-const CONNECTIONS: u32 = 16;
+/// To write with, and as many to read with.
+const CONNECTIONS: u32 = 12;
 
 const MIGRATIONS: [(&str, &str); 3] = [
     ("selling", include_str!("migrations/0001_selling.sql")),
@@ -21,16 +22,17 @@ pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
         .application_name("stampede")
         // A node that was cut off in mid-transaction must not hold the sale's row for long.
         .options([("lock_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s"), ("timezone", "UTC")]);
-    let pool = PgPoolOptions::new()
-        .max_connections(CONNECTIONS)
-        .acquire_timeout(PATIENCE)
-        .after_release(|connection, _| Box::pin(check_released(connection)))
-        .connect_with(options)
-        .await
-        .map_err(OpenError::Open)?;
-    check_durable(&pool).await?;
-    migrator(&MIGRATIONS).run(&pool).await.map_err(OpenError::Migrate)?;
-    Ok(Pool::Postgres(pool))
+    let pool = || {
+        PgPoolOptions::new()
+            .max_connections(CONNECTIONS)
+            .acquire_timeout(PATIENCE)
+            .after_release(|connection, _| Box::pin(check_released(connection)))
+    };
+    let writer = pool().connect_with(options.clone()).await.map_err(OpenError::Open)?;
+    check_durable(&writer).await?;
+    migrator(&MIGRATIONS).run(&writer).await.map_err(OpenError::Migrate)?;
+    let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
+    Ok(Pool::Postgres { writer, readers })
 }
 
 /// A commit that does not wait for the disk would break the promise behind every 201.

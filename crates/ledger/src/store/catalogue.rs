@@ -86,6 +86,15 @@ impl Store {
         Ok(done)
     }
 
+    async fn set_shelf(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced> {
+        let lock = self.db.dialect().for_update();
+        let mut tx = self.db.begin().await?;
+        let held = tx.row(&format!("SELECT id FROM voucher WHERE id = ?{lock}"), args![id.get()]).await?;
+        tx.execute("UPDATE voucher SET on_shelf = ? WHERE id = ?", args![i64::from(on_shelf), id.get()]).await?;
+        tx.commit().await?;
+        Ok(if held.is_some() { Replaced::Done } else { Replaced::NoSuch })
+    }
+
     async fn replace_voucher(&self, voucher: &Voucher) -> Result<Replaced> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
@@ -95,11 +104,10 @@ impl Store {
             return Ok(Replaced::NoSuch);
         }
         let update =
-            "UPDATE voucher SET title = ?, subtitle = ?, rules = ?, price_cents = ?, worth_cents = ?, on_shelf = ?
-                      WHERE id = ?";
+            "UPDATE voucher SET title = ?, subtitle = ?, rules = ?, price_cents = ?, worth_cents = ? WHERE id = ?";
         let (title, subtitle, rules) = (voucher.title.as_str(), voucher.subtitle.as_str(), voucher.rules.as_str());
-        let (price, worth, on_shelf) = (voucher.price.cents(), voucher.worth.cents(), i64::from(voucher.on_shelf));
-        tx.execute(update, args![title, subtitle, rules, price, worth, on_shelf, id]).await?;
+        let (price, worth) = (voucher.price.cents(), voucher.worth.cents());
+        tx.execute(update, args![title, subtitle, rules, price, worth, id]).await?;
         tx.commit().await?;
         Ok(Replaced::Done)
     }
@@ -164,6 +172,10 @@ impl Catalogue for Store {
             i64::from(voucher.on_shelf),
         ];
         again!(self.create("shop", voucher.shop.get(), insert, values))
+    }
+
+    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced> {
+        again!(self.set_shelf(id, on_shelf))
     }
 
     async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced> {

@@ -104,8 +104,8 @@ impl Ledger for Store {
         self.read_orders_of(user, before, limit).await
     }
 
-    async fn sales(&self) -> Result<Vec<Sale>> {
-        self.read_sales().await
+    async fn sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>> {
+        self.read_sales(end_after).await
     }
 
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {

@@ -9,7 +9,7 @@ use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
 use super::settle::{Found, Row, settle};
 use super::{Store, list, unreadable};
-use crate::db::{Dialect, Tx, args};
+use crate::db::{Dialect, Tx, args, within};
 use crate::errors::failed;
 
 /// SQLite: the batch as a JSON array of `[id, user, seq, at]`. Fewer rows than asked for means that one was in the way.
@@ -109,7 +109,7 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, batch: &[Admitted])
     let inserted = match tx {
         Tx::Sqlite(tx) => {
             let insert = sqlx::query(FROM_JSON).bind(sale.get()).bind(epoch.0).bind(as_json(&sorted));
-            insert.execute(&mut **tx).await.map_err(failed)?.rows_affected()
+            within(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
         }
         Tx::Postgres(tx) => {
             let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
@@ -120,11 +120,11 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, batch: &[Admitted])
                 .bind(column(|item| item.user.get()))
                 .bind(column(|item| item.seq))
                 .bind(column(|item| item.at.ms()));
-            insert.execute(&mut **tx).await.map_err(failed)?.rows_affected()
+            within(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
         }
         Tx::MySql(tx) => {
             let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(&sorted, sale, epoch)));
-            match insert.execute(&mut **tx).await {
+            match within(insert.execute(&mut **tx)).await {
                 Ok(done) => done.rows_affected(),
                 // A plain insert fails as a whole if one row is in the way.
                 Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),

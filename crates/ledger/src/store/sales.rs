@@ -36,8 +36,9 @@ async fn find(tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
 }
 
 impl Store {
-    pub(super) async fn read_sales(&self) -> Result<Vec<Sale>> {
-        let rows = self.db.rows(&format!("{SALES} ORDER BY sale.id DESC"), &[]).await?;
+    pub(super) async fn read_sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>> {
+        let end_after = end_after.map_or(i64::MIN, Timestamp::ms);
+        let rows = self.db.rows(&format!("{SALES} WHERE end_at > ? ORDER BY sale.id DESC"), args![end_after]).await?;
         rows.iter().map(read).collect()
     }
 
@@ -134,7 +135,11 @@ impl Store {
                 sale.cap = sale.total;
                 sale.ver += 1;
                 let insert = "INSERT INTO top_up (request_id, sale_id, added, at) VALUES (?, ?, ?, ?)";
-                tx.execute(insert, args![request_id, id.get(), add, now.ms()]).await?;
+                if !tx.insert_new(insert, args![request_id, id.get(), add, now.ms()]).await? {
+                    // Another sale was given the same request at this very moment.
+                    tx.roll_back().await?;
+                    return Ok(Edited::RequestIdReused);
+                }
                 let update = "UPDATE sale SET total = ?, cap = ?, ver = ? WHERE id = ?";
                 tx.execute(update, args![sale.total, sale.cap, sale.ver, id.get()]).await?;
                 tx.commit().await?;

@@ -251,7 +251,9 @@ pub async fn creates_only_under_a_parent(stores: &Stores) {
     voucher.id = VoucherId::new(8).unwrap();
     voucher.shop = ShopId::new(404).unwrap();
     assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::NoParent);
-    assert_eq!(stores.ledger.sales().await.unwrap(), [held]);
+    assert_eq!(stores.ledger.sales(Some(NOW)).await.unwrap().len(), 1);
+    assert_eq!(stores.ledger.sales(Some(held.window.end)).await.unwrap(), []);
+    assert_eq!(stores.ledger.sales(None).await.unwrap(), [held]);
 }
 
 pub async fn leases_never_overlap(stores: &Stores) {
@@ -482,7 +484,9 @@ pub async fn shops_are_searched_and_edited(stores: &Stores) {
     for one in [voucher(1, "one", true), voucher(2, "two", true)] {
         assert_eq!(catalogue.create_voucher(&one).await.unwrap(), Created::Done);
     }
-    assert_eq!(catalogue.edit_voucher(&voucher(2, "zwei", false)).await.unwrap(), Replaced::Done);
+    assert_eq!(catalogue.shelve_voucher(VoucherId::new(2).unwrap(), false).await.unwrap(), Replaced::Done);
+    assert_eq!(catalogue.shelve_voucher(VoucherId::new(3).unwrap(), false).await.unwrap(), Replaced::NoSuch);
+    assert_eq!(catalogue.edit_voucher(&voucher(2, "zwei", true)).await.unwrap(), Replaced::Done);
     assert_eq!(catalogue.edit_voucher(&voucher(3, "x", true)).await.unwrap(), Replaced::NoSuch);
     let listed = catalogue.vouchers_of(edited.id).await.unwrap();
     assert_eq!(listed, [voucher(2, "zwei", false), voucher(1, "one", true)]);

@@ -38,7 +38,7 @@ async fn two_migrate_at_once(url: String) {
         })
         .collect();
     for node in nodes {
-        assert!(node.await.unwrap().ledger.sales().await.unwrap().is_empty());
+        assert!(node.await.unwrap().ledger.sales(None).await.unwrap().is_empty());
     }
 }
 

@@ -57,6 +57,8 @@ CREATE TABLE sale (
     CHECK (sold >= 0 AND sold <= total)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
+CREATE INDEX sale_by_end ON sale (end_at);
+
 CREATE TABLE orders (
     id          BIGINT PRIMARY KEY,
     sale_id     BIGINT NOT NULL,

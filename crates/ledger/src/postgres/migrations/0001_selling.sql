@@ -54,6 +54,8 @@ CREATE TABLE sale (
     CHECK (sold >= 0 AND sold <= total)
 );
 
+CREATE INDEX sale_by_end ON sale (end_at);
+
 CREATE TABLE orders (
     id          BIGINT PRIMARY KEY,
     sale_id     BIGINT NOT NULL,

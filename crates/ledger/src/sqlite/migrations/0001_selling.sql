@@ -54,6 +54,8 @@ CREATE TABLE sale (
     CHECK (sold >= 0 AND sold <= total)
 ) STRICT;
 
+CREATE INDEX sale_by_end ON sale (end_at);
+
 CREATE TABLE orders (
     id          INTEGER PRIMARY KEY,
     sale_id     INTEGER NOT NULL,
