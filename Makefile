@@ -30,11 +30,11 @@ test: lint
 
 soak:
 	scripts/install-test-tools
-	SOAK=1 $(CARGO) test --release --locked $(TESTED) -- --test-threads=1 --nocapture
+	CARGO_PROFILE_RELEASE_LTO=off SOAK=1 $(CARGO) test --release --locked $(TESTED) -- --test-threads=1 --nocapture
 
 chaos:
 	scripts/install-test-tools
-	CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
+	CARGO_PROFILE_RELEASE_LTO=off CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
 
 deps:
 	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny

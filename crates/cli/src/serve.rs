@@ -83,6 +83,8 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
         trusted_proxies,
         buys_per_user: settings.buy.per_user.into(),
         logins_per_ip: settings.login.per_ip.into(),
+        reads_per_ip: settings.limits.reads_per_ip.into(),
+        own_per_user: settings.limits.own_per_user.into(),
         limit_memory: settings.limits.memory,
     };
     let app = Arc::new(App::new(engine.clone(), config, metrics));

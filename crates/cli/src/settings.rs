@@ -178,6 +178,8 @@ pub struct Login {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
+    pub reads_per_ip: Limit,
+    pub own_per_user: Limit,
     pub memory: usize,
 }
 
@@ -231,6 +233,8 @@ impl Settings {
             ("login.code_ttl_ms", self.login.code_ttl_ms),
             ("login.codes_per_phone.window_ms", self.login.codes_per_phone.window_ms),
             ("login.per_ip.window_ms", self.login.per_ip.window_ms),
+            ("limits.reads_per_ip.window_ms", self.limits.reads_per_ip.window_ms),
+            ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
         ];
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             bail!("the settings are not right: {name} must be at least 1");

@@ -1,6 +1,9 @@
 //! The stable codes that clients see. A code never changes its meaning; texts may.
 
 use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
@@ -56,8 +59,17 @@ codes! {
     Internal = "internal",
 }
 
+impl utoipa::PartialSchema for Code {
+    fn schema() -> RefOr<Schema> {
+        let words = Self::ALL.iter().map(|code| code.as_str());
+        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words)).build().into()
+    }
+}
+
+impl ToSchema for Code {}
+
 /// One member of a request that is not as it must be.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Invalid {
     pub member: &'static str,
     pub detail: String,

@@ -11,12 +11,13 @@
 //! A cancelled order can still be paid by someone who was too late: that payment is refunded, the order never revives.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::clock::Timestamp;
 use crate::ids::{OrderId, SaleId, UserId};
 use crate::money::Money;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OrderStatus {
     /// Admitted by the gate, not in the ledger yet.
@@ -79,7 +80,7 @@ impl OrderStatus {
 }
 
 /// Why an admitted order was rejected by the ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectReason {
     /// The buyer has another live order.

@@ -1,6 +1,7 @@
 //! A sale: so many of one voucher, in a time window.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::admission::Refusal;
 use crate::clock::Timestamp;
@@ -8,7 +9,7 @@ use crate::ids::{Epoch, SaleId, VoucherId};
 use crate::money::Money;
 
 /// What the operator has decided about a sale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SaleStatus {
     /// Being prepared: buyers do not see it.
@@ -85,7 +86,7 @@ pub struct Sale {
 }
 
 /// What a visitor sees of a sale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SaleState {
     NotStarted,

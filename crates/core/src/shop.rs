@@ -1,6 +1,7 @@
 //! What is sold, and where: shops, their vouchers, and what an administrator must say to make one.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::clock::Timestamp;
 use crate::error::Invalid;
@@ -23,7 +24,7 @@ pub struct Shop {
 }
 
 /// An ordinary voucher can be had any time; one of a flash sale only through its sale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VoucherKind {
     Ordinary,
@@ -58,38 +59,47 @@ pub struct Voucher {
 }
 
 /// A shop to be made.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewShop {
     pub type_id: ShopTypeId,
+    #[schema(min_length = 1, max_length = 128)]
     pub name: String,
     #[serde(default)]
+    #[schema(max_length = 255)]
     pub address: String,
 }
 
 /// A voucher to be made.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVoucher {
     pub shop_id: ShopId,
     pub kind: VoucherKind,
+    #[schema(min_length = 1, max_length = 255)]
     pub title: String,
     #[serde(default)]
+    #[schema(max_length = 255)]
     pub subtitle: String,
     #[serde(default)]
+    #[schema(max_length = 1024)]
     pub rules: String,
+    #[schema(minimum = 0, maximum = 1_000_000_000)]
     pub price_cents: i64,
+    #[schema(minimum = 0, maximum = 1_000_000_000)]
     pub worth_cents: i64,
 }
 
 /// A sale to be made.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSale {
     pub voucher_id: VoucherId,
+    #[schema(minimum = 1, maximum = 10_000_000)]
     pub stock: u32,
     pub begin: Timestamp,
     pub end: Timestamp,
+    /// draft or on_sale
     #[serde(default = "on_sale")]
     pub status: SaleStatus,
 }

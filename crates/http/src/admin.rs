@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use stampede_core::ids::NotAnId;
 use stampede_core::ports::AuditEntry;
 use stampede_core::{NewSale, SaleId, SaleStatus, Timestamp};
-use stampede_engine::{Error, SaleView};
+use stampede_engine::Error;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
 use crate::extract::{Id, Json, Operator, Params, Viewer, to_the_end};
@@ -38,59 +39,53 @@ where
     to_the_end(doing).await
 }
 
-/// A sale with what only administrators see.
-#[derive(Serialize)]
-pub(crate) struct AdminSaleAnswer {
-    #[serde(flatten)]
-    sale: SaleAnswer,
-    status: SaleStatus,
-    ver: i64,
-}
-
-impl AdminSaleAnswer {
-    fn new(view: &SaleView) -> Self {
-        Self { sale: SaleAnswer::new(view, None), status: view.sale.status, ver: view.sale.ver }
-    }
-}
-
+/// Makes a sale of a voucher.
+#[utoipa::path(post, path = "/admin/v1/sales", tag = "admin", request_body = NewSale, responses((status = 201, description = "Made", body = SaleAnswer), (status = 404, description = "`no_such_voucher`"), (status = 409, description = "`sale_exists`, or `illegal_step` if the voucher is none for flash sales")))]
 pub(crate) async fn create_sale(
     State(app): State<Arc<App>>,
     operator: Operator,
     Json(new): Json<NewSale>,
-) -> Result<Created<AdminSaleAnswer>, Problem> {
+) -> Result<Created<SaleAnswer>, Problem> {
     let target = format!("voucher {}: {} from {} to {}", new.voucher_id, new.stock, new.begin, new.end);
     let work = move |app: Arc<App>| async move { app.engine.create_sale(new).await };
     let view = audited(app, operator, "create_sale", target, work).await?;
-    Ok(created(AdminSaleAnswer::new(&view)))
+    Ok(created(SaleAnswer::whole(&view)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ListParams {
+pub(crate) struct AllSalesParams {
     before: Option<SaleId>,
+    /// How many on a page; 20 without it.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct ListAnswer {
-    sales: Vec<AdminSaleAnswer>,
+#[derive(Serialize, ToSchema)]
+pub(crate) struct AllSalesAnswer {
+    sales: Vec<SaleAnswer>,
 }
 
+/// All sales, newest first.
+#[utoipa::path(get, path = "/admin/v1/sales", tag = "admin", params(AllSalesParams), responses((status = 200, description = "A page", body = AllSalesAnswer)))]
 pub(crate) async fn list_sales(
     State(app): State<Arc<App>>,
     _: Viewer,
-    Params(params): Params<ListParams>,
-) -> Result<Answer<ListAnswer>, Problem> {
+    Params(params): Params<AllSalesParams>,
+) -> Result<Answer<AllSalesAnswer>, Problem> {
     let views = app.engine.all_sales(params.before, page_size(params.limit)? as usize);
-    Ok(Answer(ListAnswer { sales: views.iter().map(AdminSaleAnswer::new).collect() }))
+    Ok(Answer(AllSalesAnswer { sales: views.iter().map(SaleAnswer::whole).collect() }))
 }
 
+/// One sale.
+#[utoipa::path(get, path = "/admin/v1/sales/{id}", tag = "admin", responses((status = 200, description = "The sale", body = SaleAnswer)))]
 pub(crate) async fn one_sale(
     State(app): State<Arc<App>>,
     _: Viewer,
     Id(id): Id<SaleId>,
-) -> Result<Answer<AdminSaleAnswer>, Problem> {
-    Ok(Answer(AdminSaleAnswer::new(&app.engine.any_sale(id)?)))
+) -> Result<Answer<SaleAnswer>, Problem> {
+    Ok(Answer(SaleAnswer::whole(&app.engine.any_sale(id)?)))
 }
 
 async fn set_status(
@@ -99,51 +94,60 @@ async fn set_status(
     action: &'static str,
     id: SaleId,
     status: SaleStatus,
-) -> Result<Answer<AdminSaleAnswer>, Problem> {
+) -> Result<Answer<SaleAnswer>, Problem> {
     let work = move |app: Arc<App>| async move { app.engine.set_sale_status(id, status).await };
     let view = audited(app, operator, action, format!("sale {id}"), work).await?;
-    Ok(Answer(AdminSaleAnswer::new(&view)))
+    Ok(Answer(SaleAnswer::whole(&view)))
 }
 
+/// Stops selling for now.
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/pause", tag = "admin", responses((status = 200, description = "Paused", body = SaleAnswer), (status = 409, description = "`illegal_step`")))]
 pub(crate) async fn pause(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
-) -> Result<Answer<AdminSaleAnswer>, Problem> {
+) -> Result<Answer<SaleAnswer>, Problem> {
     set_status(app, operator, "pause", id, SaleStatus::Paused).await
 }
 
-/// Also publishes a draft.
+/// Sells on; also publishes a draft.
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/resume", tag = "admin", responses((status = 200, description = "On sale", body = SaleAnswer), (status = 409, description = "`illegal_step`")))]
 pub(crate) async fn resume(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
-) -> Result<Answer<AdminSaleAnswer>, Problem> {
+) -> Result<Answer<SaleAnswer>, Problem> {
     set_status(app, operator, "resume", id, SaleStatus::OnSale).await
 }
 
+/// Ends a sale for good.
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/end", tag = "admin", responses((status = 200, description = "Ended", body = SaleAnswer), (status = 409, description = "`illegal_step`")))]
 pub(crate) async fn end(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
-) -> Result<Answer<AdminSaleAnswer>, Problem> {
+) -> Result<Answer<SaleAnswer>, Problem> {
     set_status(app, operator, "end", id, SaleStatus::Ended).await
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TopUp {
+    #[schema(minimum = 1, maximum = 10_000_000)]
     add: u32,
     /// Names this request: sent again, it adds nothing.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[!-~]*$")]
     request_id: String,
 }
 
+/// Adds to the stock. Sent again with the same request id, it adds nothing.
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/top-ups", tag = "admin", request_body = TopUp, responses((status = 200, description = "Added", body = SaleAnswer), (status = 409, description = "`illegal_step` or `request_id_reused`")))]
 pub(crate) async fn top_up(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
     Json(top_up): Json<TopUp>,
-) -> Result<Answer<AdminSaleAnswer>, Problem> {
+) -> Result<Answer<SaleAnswer>, Problem> {
     let good = (1..=64).contains(&top_up.request_id.len()) && top_up.request_id.bytes().all(|b| b.is_ascii_graphic());
     if !good {
         return Err(Problem::invalid("request_id", "must have 1 to 64 visible ASCII characters"));
@@ -151,13 +155,17 @@ pub(crate) async fn top_up(
     let target = format!("sale {id}: {} more, request {}", top_up.add, top_up.request_id);
     let work = move |app: Arc<App>| async move { app.engine.top_up(id, top_up.add, &top_up.request_id).await };
     let view = audited(app, operator, "top_up", target, work).await?;
-    Ok(Answer(AdminSaleAnswer::new(&view)))
+    Ok(Answer(SaleAnswer::whole(&view)))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AuditParams {
+    #[param(value_type = Option<String>, pattern = "^[1-9][0-9]{0,18}$")]
     before: Option<AuditId>,
+    /// How many on a page; 20 without it.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
@@ -174,7 +182,7 @@ impl TryFrom<String> for AuditId {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct AuditAnswer {
     id: String,
     at: Timestamp,
@@ -184,11 +192,13 @@ pub(crate) struct AuditAnswer {
     outcome: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct AuditLogAnswer {
     entries: Vec<AuditAnswer>,
 }
 
+/// What administrators have done, newest first.
+#[utoipa::path(get, path = "/admin/v1/audit", tag = "admin", params(AuditParams), responses((status = 200, description = "A page", body = AuditLogAnswer)))]
 pub(crate) async fn audit(
     State(app): State<Arc<App>>,
     _: Viewer,

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use stampede_core::{Code, UserId};
 use stampede_engine::Error;
 
+use crate::address::counted_as;
 use crate::app::App;
 use crate::credentials::{self, Role};
 use crate::problem::Problem;
@@ -100,6 +101,32 @@ impl FromRequestParts<Arc<App>> for Buyer {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let token = bearer(parts).ok_or_else(|| Problem::new(Code::Unauthorized))?;
         Ok(Self(app.engine.authenticate(token).await?))
+    }
+}
+
+/// Somebody who is logged in and sees to what is their own. Buying has a limit of its own.
+pub(crate) struct Own(pub(crate) UserId);
+
+impl FromRequestParts<Arc<App>> for Own {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let Buyer(user) = Buyer::from_request_parts(parts, app).await?;
+        app.limits.own_per_user.check(user).map_err(|wait| Error::Limited { wait })?;
+        Ok(Self(user))
+    }
+}
+
+/// Anybody who looks around, so often and no more.
+pub(crate) struct Visitor;
+
+impl FromRequestParts<Arc<App>> for Visitor {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let Peer(address) = Peer::from_request_parts(parts, app).await?;
+        app.limits.reads_per_ip.check(counted_as(address)).map_err(|wait| Error::Limited { wait })?;
+        Ok(Self)
     }
 }
 

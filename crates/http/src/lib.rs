@@ -1,9 +1,10 @@
 //! The edge. Thin: parse, call the engine, answer.
 //!
 //! - [`server`]: connections, their limits, graceful shutdown; `patient`, [`tls`], `cors`
-//! - [`app`]: what the handlers share; the routes
+//! - [`app`]: what the handlers share
 //! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
+//! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
 //! - `extract`: bodies, ids, queries, who is asking
 //! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `operations`, `page`
 
@@ -13,7 +14,9 @@ pub mod app;
 mod cors;
 pub mod credentials;
 mod extract;
+mod figures;
 mod login;
+pub mod openapi;
 mod operations;
 mod orders;
 mod page;

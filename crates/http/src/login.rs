@@ -10,19 +10,21 @@ use serde::{Deserialize, Serialize};
 use stampede_core::ports::{Session, SessionId};
 use stampede_core::{Phone, Timestamp, UserId};
 use stampede_engine::Error;
+use utoipa::ToSchema;
 
 use crate::address::counted_as;
 use crate::app::App;
-use crate::extract::{Buyer, Id, Json, Peer, Token, to_the_end};
+use crate::extract::{Id, Json, Own, Peer, Token, to_the_end};
 use crate::problem::Problem;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CodeRequest {
+    #[schema(pattern = "^1[3-9][0-9]{9}$")]
     phone: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct CodeAnswer {
     expires_in_s: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,9 +36,11 @@ fn parse_phone(text: &str) -> Result<Phone, Problem> {
 }
 
 fn check_address(app: &App, peer: Peer) -> Result<(), Problem> {
-    Ok(app.logins_per_ip.check(counted_as(peer.0)).map_err(|wait| Error::Limited { wait })?)
+    Ok(app.limits.logins_per_ip.check(counted_as(peer.0)).map_err(|wait| Error::Limited { wait })?)
 }
 
+/// Sends a login code to a phone. The answer is the same whether the number is known or not.
+#[utoipa::path(post, path = "/v1/login/codes", tag = "login", request_body = CodeRequest, responses((status = 200, description = "Sent", body = CodeAnswer)))]
 pub(crate) async fn send_code(
     State(app): State<Arc<App>>,
     peer: Peer,
@@ -48,14 +52,16 @@ pub(crate) async fn send_code(
     Ok(Answer(CodeAnswer { expires_in_s: sent.expires_in.as_secs(), demo_code: sent.shown }))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LoginRequest {
+    #[schema(pattern = "^1[3-9][0-9]{9}$")]
     phone: String,
+    #[schema(pattern = "^[0-9]{6}$")]
     code: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct UserAnswer {
     id: UserId,
     nickname: String,
@@ -63,13 +69,15 @@ pub(crate) struct UserAnswer {
     phone: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct LoginAnswer {
     token: String,
     expires_at: Timestamp,
     user: UserAnswer,
 }
 
+/// Logs in with the code. The first login makes the user.
+#[utoipa::path(post, path = "/v1/login", tag = "login", request_body = LoginRequest, responses((status = 200, description = "Logged in", body = LoginAnswer), (status = 422, description = "`wrong_code`: wrong, used, tried too often, or too old")))]
 pub(crate) async fn log_in(
     State(app): State<Arc<App>>,
     peer: Peer,
@@ -85,12 +93,14 @@ pub(crate) async fn log_in(
     Ok(Answer(LoginAnswer { token: logged_in.token, expires_at: logged_in.expires_at, user }))
 }
 
-pub(crate) async fn log_out(State(app): State<Arc<App>>, _: Buyer, token: Token) -> Result<StatusCode, Problem> {
+/// Ends the session that asks.
+#[utoipa::path(delete, path = "/v1/session", tag = "login", responses((status = 204, description = "Ended"), (status = 404, description = "`no_such_session`")), security(("buyer" = [])))]
+pub(crate) async fn log_out(State(app): State<Arc<App>>, _: Own, token: Token) -> Result<StatusCode, Problem> {
     to_the_end(async move { app.engine.log_out(&token.0).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct SessionAnswer {
     id: String,
     created_at: Timestamp,
@@ -99,7 +109,7 @@ pub(crate) struct SessionAnswer {
     current: bool,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct SessionsAnswer {
     sessions: Vec<SessionAnswer>,
 }
@@ -123,9 +133,11 @@ impl std::fmt::Display for SessionName {
     }
 }
 
+/// The sessions of the one who asks, newest first.
+#[utoipa::path(get, path = "/v1/sessions", tag = "login", responses((status = 200, description = "At most 100", body = SessionsAnswer)), security(("buyer" = [])))]
 pub(crate) async fn sessions(
     State(app): State<Arc<App>>,
-    Buyer(user): Buyer,
+    Own(user): Own,
     token: Token,
 ) -> Result<Answer<SessionsAnswer>, Problem> {
     let current = app.engine.session_of(&token.0);
@@ -139,16 +151,20 @@ pub(crate) async fn sessions(
     Ok(Answer(SessionsAnswer { sessions }))
 }
 
+/// Ends one of the sessions of the one who asks.
+#[utoipa::path(delete, path = "/v1/sessions/{id}", tag = "login", params(("id" = String, Path, pattern = "^[0-9a-f]{32}$")), responses((status = 204, description = "Ended")), security(("buyer" = [])))]
 pub(crate) async fn end_session(
     State(app): State<Arc<App>>,
-    Buyer(user): Buyer,
+    Own(user): Own,
     Id(SessionName(id)): Id<SessionName>,
 ) -> Result<StatusCode, Problem> {
     to_the_end(async move { app.engine.end_session(user, id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(crate) async fn me(State(app): State<Arc<App>>, Buyer(user): Buyer) -> Result<Answer<UserAnswer>, Problem> {
+/// Who asks.
+#[utoipa::path(get, path = "/v1/me", tag = "login", responses((status = 200, description = "The phone is masked", body = UserAnswer)), security(("buyer" = [])))]
+pub(crate) async fn me(State(app): State<Arc<App>>, Own(user): Own) -> Result<Answer<UserAnswer>, Problem> {
     let user = app.engine.user(user).await?;
     // Masked: the page does not need more, and a stolen token does not tell the number.
     Ok(Answer(UserAnswer { id: user.id, nickname: user.nickname, phone: Some(user.phone.to_string()) }))

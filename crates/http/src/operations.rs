@@ -11,10 +11,14 @@ use crate::app::App;
 use crate::extract::Viewer;
 use crate::problem::Problem;
 
+/// Is it alive?
+#[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, description = "Yes", body = String)))]
 pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
+/// Should it get traffic? If not, `detail` tells why.
+#[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "Yes", body = String)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, Problem> {
     if app.is_draining() {
         return Err(Problem::new(Code::Unavailable).detail("shutting down"));
@@ -28,6 +32,8 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, 
     }
 }
 
+/// Figures for Prometheus.
+#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, description = "Text", body = String)))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response {
     #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
     metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);

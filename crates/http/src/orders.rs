@@ -12,9 +12,10 @@ use metrics::{Counter, Histogram, counter, histogram};
 use serde::{Deserialize, Serialize};
 use stampede_core::{Code, Order, OrderId, OrderStatus, SaleId, Timestamp};
 use stampede_engine::{Bought, Error};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
-use crate::extract::{Buyer, Id, Params, to_the_end};
+use crate::extract::{Buyer, Id, Own, Params, to_the_end};
 use crate::problem::Problem;
 use crate::sales::page_size;
 
@@ -65,7 +66,7 @@ impl BuyMetrics {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct OrderAnswer {
     id: OrderId,
     sale_id: SaleId,
@@ -91,13 +92,15 @@ impl OrderAnswer {
     }
 }
 
+/// Buys one. Asked again, the answer is the same order.
+#[utoipa::path(post, path = "/v1/sales/{id}/orders", tag = "orders", responses((status = 201, description = "Yours, and on the disk", body = OrderAnswer), (status = 200, description = "Yours already", body = OrderAnswer), (status = 409, description = "`sold_out`, `not_started`, `ended` or `paused`")), security(("buyer" = [])))]
 pub(crate) async fn buy(
     State(app): State<Arc<App>>,
     Buyer(user): Buyer,
     Id(sale): Id<SaleId>,
 ) -> Result<Response, Problem> {
     let started = Instant::now();
-    let limited = app.buys_per_user.check(user).map_err(|wait| Error::Limited { wait });
+    let limited = app.limits.buys_per_user.check(user).map_err(|wait| Error::Limited { wait });
     let bought = match limited {
         Ok(()) => app.engine.buy(sale, user).await,
         Err(limited) => Err(limited),
@@ -112,42 +115,51 @@ pub(crate) async fn buy(
     Ok(response)
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ListParams {
+pub(crate) struct OrdersParams {
     before: Option<OrderId>,
+    /// How many on a page; 20 without it.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct ListAnswer {
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OrdersAnswer {
     orders: Vec<OrderAnswer>,
     /// Ask for the orders `before` this one to go on; null at the end.
     next: Option<OrderId>,
 }
 
+/// The orders of the one who asks, newest first.
+#[utoipa::path(get, path = "/v1/orders", tag = "orders", params(OrdersParams), responses((status = 200, description = "A page", body = OrdersAnswer)), security(("buyer" = [])))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
-    Buyer(user): Buyer,
-    Params(params): Params<ListParams>,
-) -> Result<Answer<ListAnswer>, Problem> {
+    Own(user): Own,
+    Params(params): Params<OrdersParams>,
+) -> Result<Answer<OrdersAnswer>, Problem> {
     let limit = page_size(params.limit)?;
     let orders = app.engine.orders(user, params.before, limit).await?;
     let next = orders.last().filter(|_| orders.len() == limit as usize).map(|order| order.id);
-    Ok(Answer(ListAnswer { orders: orders.iter().map(|order| OrderAnswer::new(order, None)).collect(), next }))
+    Ok(Answer(OrdersAnswer { orders: orders.iter().map(|order| OrderAnswer::new(order, None)).collect(), next }))
 }
 
+/// One order of the one who asks.
+#[utoipa::path(get, path = "/v1/orders/{id}", tag = "orders", responses((status = 200, description = "The order", body = OrderAnswer)), security(("buyer" = [])))]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
-    Buyer(user): Buyer,
+    Own(user): Own,
     Id(id): Id<OrderId>,
 ) -> Result<Answer<OrderAnswer>, Problem> {
     Ok(Answer(OrderAnswer::new(&app.engine.order(id, user).await?, None)))
 }
 
+/// Cancels an unpaid order. Its place is sold again.
+#[utoipa::path(post, path = "/v1/orders/{id}/cancel", tag = "orders", responses((status = 200, description = "Cancelled", body = OrderAnswer), (status = 409, description = "`illegal_step`")), security(("buyer" = [])))]
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
-    Buyer(user): Buyer,
+    Own(user): Own,
     Id(id): Id<OrderId>,
 ) -> Result<Answer<OrderAnswer>, Problem> {
     let order = to_the_end(async move { app.engine.cancel(id, user).await }).await?;

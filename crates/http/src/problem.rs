@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use stampede_core::{Code, Invalid};
 use stampede_engine::Error;
+use utoipa::ToSchema;
 
 #[derive(Debug, Clone)]
 pub struct Problem {
@@ -130,15 +131,21 @@ impl IntoResponse for Problem {
     }
 }
 
-#[derive(Serialize)]
-struct Document<'a> {
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct Document<'a> {
+    #[schema(pattern = "^urn:stampede:[a-z_]+$")]
     r#type: String,
+    /// In English or Chinese, after `Accept-Language`.
     title: &'a str,
     status: u16,
+    #[schema(value_type = Code)]
     code: &'a str,
+    /// What in particular is wrong with this request.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<&'a str>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[schema(value_type = Vec<Invalid>, required = false)]
     errors: &'a [Invalid],
 }
 

@@ -5,22 +5,26 @@ use std::sync::Arc;
 use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use stampede_core::{SaleId, SaleState, Timestamp, VoucherId};
+use stampede_core::{SaleId, SaleState, SaleStatus, Timestamp, VoucherId};
 use stampede_engine::SaleView;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
-use crate::extract::{Id, Params};
+use crate::extract::{Id, Params, Visitor};
 use crate::problem::Problem;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ListParams {
+pub(crate) struct SalesParams {
     state: Option<SaleState>,
     before: Option<SaleId>,
+    /// How many on a page; 20 without it.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct SaleAnswer {
     id: SaleId,
     voucher_id: VoucherId,
@@ -34,6 +38,12 @@ pub(crate) struct SaleAnswer {
     remaining: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     server_time: Option<Timestamp>,
+    /// Only for administrators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<SaleStatus>,
+    /// Only for administrators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ver: Option<i64>,
 }
 
 impl SaleAnswer {
@@ -51,12 +61,19 @@ impl SaleAnswer {
             total: sale.total,
             remaining: *remaining,
             server_time,
+            status: None,
+            ver: None,
         }
+    }
+
+    /// With what only administrators see.
+    pub(crate) fn whole(view: &SaleView) -> Self {
+        Self { status: Some(view.sale.status), ver: Some(view.sale.ver), ..Self::new(view, None) }
     }
 }
 
-#[derive(Serialize)]
-pub(crate) struct ListAnswer {
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SalesAnswer {
     server_time: Timestamp,
     sales: Vec<SaleAnswer>,
 }
@@ -69,16 +86,25 @@ pub(crate) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
     }
 }
 
+/// The sales that visitors see, newest first.
+#[utoipa::path(get, path = "/v1/sales", tag = "sales", params(SalesParams), responses((status = 200, description = "A page", body = SalesAnswer)))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
-    Params(params): Params<ListParams>,
-) -> Result<Answer<ListAnswer>, Problem> {
+    _: Visitor,
+    Params(params): Params<SalesParams>,
+) -> Result<Answer<SalesAnswer>, Problem> {
     let views = app.engine.sales(params.state, params.before, page_size(params.limit)? as usize);
     let sales = views.iter().map(|view| SaleAnswer::new(view, None)).collect();
-    Ok(Answer(ListAnswer { server_time: app.engine.clock().now(), sales }))
+    Ok(Answer(SalesAnswer { server_time: app.engine.clock().now(), sales }))
 }
 
-pub(crate) async fn one(State(app): State<Arc<App>>, Id(id): Id<SaleId>) -> Result<Answer<SaleAnswer>, Problem> {
+/// One sale, with the time of the server.
+#[utoipa::path(get, path = "/v1/sales/{id}", tag = "sales", responses((status = 200, description = "The sale", body = SaleAnswer)))]
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    _: Visitor,
+    Id(id): Id<SaleId>,
+) -> Result<Answer<SaleAnswer>, Problem> {
     let view = app.engine.sale(id)?;
     Ok(Answer(SaleAnswer::new(&view, Some(app.engine.clock().now()))))
 }

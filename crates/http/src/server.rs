@@ -5,20 +5,19 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, Request, StatusCode};
+use axum::http::{HeaderValue, Request};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use metrics::{Counter, Histogram, counter, histogram};
 use rand::RngExt as _;
 use stampede_core::Code;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
@@ -187,30 +186,6 @@ struct Edge {
     config: Arc<ServerConfig>,
 }
 
-/// Figures of all requests, made once.
-#[derive(Debug)]
-pub(crate) struct HttpMetrics {
-    /// By status, from 100 on.
-    by_status: Vec<OnceLock<Counter>>,
-    seconds: Histogram,
-}
-
-impl HttpMetrics {
-    pub(crate) fn new() -> Self {
-        let by_status = (100..600).map(|_| OnceLock::new()).collect();
-        Self { by_status, seconds: histogram!("stampede_http_seconds") }
-    }
-
-    fn count(&self, status: StatusCode, started: Instant) {
-        let place = usize::from(status.as_u16()).saturating_sub(100);
-        if let Some(counter) = self.by_status.get(place) {
-            let made = || counter!("stampede_http_requests_total", "status" => status.as_str().to_owned());
-            counter.get_or_init(made).increment(1);
-        }
-        self.seconds.record(started.elapsed());
-    }
-}
-
 /// Names a request in logs and in its answer: unique in this process, and hard to mistake for another's.
 fn next_request_id() -> String {
     static START: LazyLock<u64> = LazyLock::new(|| rand::rng().random::<u64>() << 20);
@@ -251,7 +226,7 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     if let Ok(id) = HeaderValue::try_from(id) {
         headers.insert("x-request-id", id);
     }
-    edge.app.http_metrics.count(response.status(), started);
+    edge.app.http_metrics.count(response.status());
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), elapsed = ?started.elapsed(), "answered"));
     Ok(response)
 }

@@ -7,31 +7,34 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use stampede_core::ports::ShopFilter;
 use stampede_core::{NewShop, NewVoucher, Shop, ShopId, ShopTypeId, Voucher, VoucherId, VoucherKind};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::admin::{Created, audited, created};
 use crate::app::App;
-use crate::extract::{Id, Json, Operator, Params, Viewer};
+use crate::extract::{Id, Json, Operator, Params, Viewer, Visitor};
 use crate::problem::Problem;
 use crate::sales::page_size;
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ShopTypeAnswer {
     id: ShopTypeId,
     name: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ShopTypesAnswer {
     shop_types: Vec<ShopTypeAnswer>,
 }
 
-pub(crate) async fn types(State(app): State<Arc<App>>) -> Result<Answer<ShopTypesAnswer>, Problem> {
+/// All types of shops.
+#[utoipa::path(get, path = "/v1/shop-types", tag = "shops", responses((status = 200, description = "All", body = ShopTypesAnswer)))]
+pub(crate) async fn types(State(app): State<Arc<App>>, _: Visitor) -> Result<Answer<ShopTypesAnswer>, Problem> {
     let types = app.engine.shop_types().await?;
     let shop_types = types.into_iter().map(|one| ShopTypeAnswer { id: one.id, name: one.name }).collect();
     Ok(Answer(ShopTypesAnswer { shop_types }))
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ShopAnswer {
     id: ShopId,
     type_id: ShopTypeId,
@@ -46,25 +49,33 @@ impl From<Shop> for ShopAnswer {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ListParams {
+pub(crate) struct ShopsParams {
     r#type: Option<ShopTypeId>,
+    /// A part of the name.
+    #[param(min_length = 1, max_length = 64)]
     name: Option<String>,
     before: Option<ShopId>,
+    /// How many on a page; 20 without it.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct ShopsAnswer {
     shops: Vec<ShopAnswer>,
     /// Ask for the shops `before` this one to go on; null at the end.
     next: Option<ShopId>,
 }
 
+/// Shops, newest first, by type and by a part of the name.
+#[utoipa::path(get, path = "/v1/shops", tag = "shops", params(ShopsParams), responses((status = 200, description = "A page", body = ShopsAnswer)))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
-    Params(params): Params<ListParams>,
+    _: Visitor,
+    Params(params): Params<ShopsParams>,
 ) -> Result<Answer<ShopsAnswer>, Problem> {
     let limit = page_size(params.limit)?;
     let good = |name: &String| (1..=64).contains(&name.chars().count()) && !name.contains('\0');
@@ -77,11 +88,17 @@ pub(crate) async fn list(
     Ok(Answer(ShopsAnswer { shops: shops.into_iter().map(ShopAnswer::from).collect(), next }))
 }
 
-pub(crate) async fn one(State(app): State<Arc<App>>, Id(id): Id<ShopId>) -> Result<Answer<ShopAnswer>, Problem> {
+/// One shop.
+#[utoipa::path(get, path = "/v1/shops/{id}", tag = "shops", responses((status = 200, description = "The shop", body = ShopAnswer)))]
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    _: Visitor,
+    Id(id): Id<ShopId>,
+) -> Result<Answer<ShopAnswer>, Problem> {
     Ok(Answer(app.engine.shop(id).await?.into()))
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct VoucherAnswer {
     id: VoucherId,
     shop_id: ShopId,
@@ -102,7 +119,7 @@ impl From<Voucher> for VoucherAnswer {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 pub(crate) struct VouchersAnswer {
     vouchers: Vec<VoucherAnswer>,
 }
@@ -112,6 +129,8 @@ async fn vouchers_of(app: &App, shop: ShopId, only_on_shelf: bool) -> Result<Ans
     Ok(Answer(VouchersAnswer { vouchers: vouchers.into_iter().map(VoucherAnswer::from).collect() }))
 }
 
+/// The vouchers of a shop that are on the shelf.
+#[utoipa::path(get, path = "/v1/shops/{id}/vouchers", tag = "shops", responses((status = 200, description = "All", body = VouchersAnswer)))]
 pub(crate) async fn vouchers(
     State(app): State<Arc<App>>,
     Id(id): Id<ShopId>,
@@ -120,6 +139,8 @@ pub(crate) async fn vouchers(
 }
 
 /// Also those off the shelf.
+/// All vouchers of a shop.
+#[utoipa::path(get, path = "/admin/v1/shops/{id}/vouchers", tag = "admin", responses((status = 200, description = "All", body = VouchersAnswer)))]
 pub(crate) async fn all_vouchers(
     State(app): State<Arc<App>>,
     _: Viewer,
@@ -128,6 +149,8 @@ pub(crate) async fn all_vouchers(
     vouchers_of(&app, id, false).await
 }
 
+/// Makes a shop.
+#[utoipa::path(post, path = "/admin/v1/shops", tag = "admin", request_body = NewShop, responses((status = 201, description = "Made", body = ShopAnswer), (status = 404, description = "`no_such_shop_type`")))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -138,6 +161,8 @@ pub(crate) async fn create(
     Ok(created(audited(app, operator, "create_shop", target, work).await?.into()))
 }
 
+/// Changes a shop.
+#[utoipa::path(put, path = "/admin/v1/shops/{id}", tag = "admin", request_body = NewShop, responses((status = 200, description = "Changed", body = ShopAnswer)))]
 pub(crate) async fn edit(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -149,6 +174,8 @@ pub(crate) async fn edit(
     Ok(Answer(audited(app, operator, "edit_shop", target, work).await?.into()))
 }
 
+/// Makes a voucher.
+#[utoipa::path(post, path = "/admin/v1/vouchers", tag = "admin", request_body = NewVoucher, responses((status = 201, description = "Made", body = VoucherAnswer), (status = 404, description = "`no_such_shop`")))]
 pub(crate) async fn create_voucher(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -159,6 +186,8 @@ pub(crate) async fn create_voucher(
     Ok(created(audited(app, operator, "create_voucher", target, work).await?.into()))
 }
 
+/// Changes a voucher.
+#[utoipa::path(put, path = "/admin/v1/vouchers/{id}", tag = "admin", request_body = NewVoucher, responses((status = 200, description = "Changed", body = VoucherAnswer), (status = 409, description = "`illegal_step`")))]
 pub(crate) async fn edit_voucher(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -181,6 +210,8 @@ async fn set_shelf(
     Ok(Answer(audited(app, operator, action, format!("voucher {id}"), work).await?.into()))
 }
 
+/// Puts a voucher on the shelf.
+#[utoipa::path(post, path = "/admin/v1/vouchers/{id}/shelve", tag = "admin", responses((status = 200, description = "On the shelf", body = VoucherAnswer)))]
 pub(crate) async fn shelve(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -189,6 +220,8 @@ pub(crate) async fn shelve(
     set_shelf(app, operator, "shelve", id, true).await
 }
 
+/// Takes a voucher off the shelf.
+#[utoipa::path(post, path = "/admin/v1/vouchers/{id}/unshelve", tag = "admin", responses((status = 200, description = "Off the shelf", body = VoucherAnswer)))]
 pub(crate) async fn unshelve(
     State(app): State<Arc<App>>,
     operator: Operator,

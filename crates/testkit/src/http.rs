@@ -1,6 +1,7 @@
 //! One keep-alive HTTP/1.1 connection.
 
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +18,21 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// No answer takes longer than this; a hang is an error.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One request and what came back.
+#[derive(Debug)]
+pub struct Exchange<'a> {
+    pub method: &'a Method,
+    pub path: &'a str,
+    pub reply: &'a Reply,
+}
+
+static OBSERVER: OnceLock<fn(&Exchange<'_>)> = OnceLock::new();
+
+/// From now on every reply that any client of this process gets is shown to `observer`. The first one stays.
+pub fn observe(observer: fn(&Exchange<'_>)) {
+    OBSERVER.get_or_init(|| observer);
+}
 
 #[derive(Debug)]
 pub struct Client {
@@ -62,13 +78,18 @@ impl Client {
     }
 
     pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Reply, Error> {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
         let exchange = async {
             self.requests.ready().await?;
             let (head, body) = self.requests.send_request(request).await?.into_parts();
             let body = body.collect().await?.to_bytes();
-            Ok(Reply { status: head.status, headers: head.headers, body })
+            Ok::<_, Error>(Reply { status: head.status, headers: head.headers, body })
         };
-        tokio::time::timeout(PATIENCE, exchange).await?
+        let reply = tokio::time::timeout(PATIENCE, exchange).await??;
+        if let Some(observer) = OBSERVER.get() {
+            observer(&Exchange { method: &method, path: uri.path(), reply: &reply });
+        }
+        Ok(reply)
     }
 
     /// A request with a bearer token, and a JSON body unless that is null.

@@ -17,7 +17,7 @@ pub mod seed;
 mod server;
 pub mod soak;
 
-pub use http::{Client, Reply};
+pub use http::{Client, Exchange, Reply, observe};
 pub use process::Process;
 pub use proxy::Proxy;
 pub use seed::Dice;

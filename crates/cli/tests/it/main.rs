@@ -1,6 +1,7 @@
 //! End to end: the built binary, real sockets, a real database, killed by its pid.
 //!
 //! - `shop`, `history`: a running server with buyers in it, and what they heard against what the ledger holds
+//! - `contract`: every reply that any test gets is held against the OpenAPI document; `fuzz`: hostile requests made from it
 //! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
 //! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
 //! - `durability`: nothing is promised before it is on the disk
@@ -12,9 +13,11 @@
 mod administration;
 mod chaos;
 mod commands;
+mod contract;
 mod crash;
 mod durability;
 mod edge;
+mod fuzz;
 mod history;
 mod hostile;
 mod nodes;

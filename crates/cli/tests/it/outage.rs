@@ -1,13 +1,14 @@
 //! The database dies, is cut off, is slow, or does not say whether it has committed; the disk is full. Nothing is lost, doubled or
 //! released by mistake, and the sale goes on by itself.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stampede_core::SaleId;
 use stampede_testkit::proxy::Fault;
-use stampede_testkit::{Client, Dice, Proxy, count};
+use stampede_testkit::{Client, Dice, Process, Proxy, count};
 use tokio::task::JoinHandle;
 
 use crate::history::{Heard, History};
@@ -147,4 +148,57 @@ async fn disk_full_on_sqlite() {
         all_told(crowd, &place, sale, &history).await;
     }
     assert!(shop.stop().success());
+}
+
+/// The same on a real file system that is too small, filled up and freed while the server runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn disk_full_on_a_small_file_system() {
+    let place = crate::shop::folder();
+    // In a mount namespace of its own, so that nobody else sees it and nothing is left behind.
+    let mut holding = Command::new("unshare");
+    let mount = "mount -t tmpfs -o size=8m small \"$0\" && echo mounted && exec sleep 3600";
+    holding.args(["--map-root-user", "--mount", "sh", "-c", mount]).arg(place.path());
+    let mut holder = Process::start(holding).unwrap();
+    holder.wait_for(Duration::from_secs(10), |line| (line == "mounted").then_some(())).unwrap();
+    let open = || {
+        let mut inside = Command::new("nsenter");
+        inside.args(["--user", "--mount", "--preserve-credentials", "--target", &holder.pid().to_string()]);
+        inside.arg(env!("CARGO_BIN_EXE_stampede"));
+        let mut command = serving(inside, &place);
+        command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "500").env("STAMPEDE__LOG__LEVEL", "off");
+        Shop::run(command)
+    };
+    let within = PathBuf::from(format!("/proc/{}/root{}", holder.pid(), place.path().display()));
+    let filler = within.join("filler");
+    let shop = open();
+    let buyers = shop.log_in(0, PEOPLE).await;
+    assert!(shop.stop().success());
+    for round in 0..count(20, 3) {
+        // A log that has just been begun must grow.
+        let shop = open();
+        let sale = shop.put_up(STOCK).await;
+        let history = Arc::new(History::default());
+        // To the last byte, and a little less in every round.
+        let mut file = std::fs::File::create(&filler).unwrap();
+        let full = std::io::copy(&mut std::io::repeat(0), &mut file).unwrap_err();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        let length = file.metadata().unwrap().len();
+        file.set_len(length - round * 4096).unwrap();
+        let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(100));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !history.all().iter().any(|(_, heard)| *heard == Heard::Unknown) {
+            assert!(Instant::now() < deadline, "the disk was never full");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        std::fs::remove_file(&filler).unwrap();
+        drop(file);
+        for one in crowd {
+            one.await.unwrap();
+        }
+        assert!(shop.stop().success());
+        // SQLite does not find its way into another namespace: look at a copy.
+        let copy = crate::shop::folder();
+        std::fs::copy(within.join("stampede.db"), copy.path().join("stampede.db")).unwrap();
+        all_told(Vec::new(), &copy, sale, &history).await;
+    }
 }

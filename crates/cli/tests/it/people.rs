@@ -78,6 +78,57 @@ async fn limits_say_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_route_has_its_limit() {
+    let folder = folder();
+    let mut command = command(&folder);
+    for limit in ["LIMITS__READS_PER_IP", "LIMITS__OWN_PER_USER", "BUY__PER_USER"] {
+        command.env(format!("STAMPEDE__{limit}__COUNT"), "3").env(format!("STAMPEDE__{limit}__WINDOW_MS"), "3600000");
+    }
+    let shop = Shop::run(command);
+    let (mut client, sale) = (shop.client().await, shop.put_up(5).await);
+    let [one, two] = [log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138001").await];
+    let buy = format!("/v1/sales/{sale}/orders");
+    for (method, paths, token) in [
+        (Method::GET, ["/v1/sales", "/v1/shops", "/v1/shop-types", "/v1/sales"], ""),
+        (Method::GET, ["/v1/orders", "/v1/me", "/v1/sessions", "/v1/orders"], &one.token),
+        (Method::POST, [&buy, &buy, &buy, &buy], &one.token),
+    ] {
+        let mut heard = Vec::new();
+        for path in paths {
+            heard.push(client.call(method.clone(), path, token, &Value::Null).await.unwrap());
+        }
+        let last = heard.pop().unwrap();
+        assert!(heard.iter().all(|reply| reply.status.is_success()), "{heard:?}");
+        assert_eq!((last.status.as_u16(), last.text("code").as_str()), (429, "too_many_requests"));
+        let wait: u64 = last.header("retry-after").parse().unwrap();
+        assert!((3500..=3600).contains(&wait), "{wait}");
+    }
+    assert_eq!(client.get("/v1/orders", &two.token).await.unwrap().status, 200, "each has limits of their own");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_learns_whether_a_number_is_known() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    let mut client = shop.client().await;
+    let (known, unknown) = ("13800138000", "13800138001");
+    log_in(&mut client, known).await;
+    let mut heard = Vec::new();
+    for phone in [known, unknown] {
+        // Without a code under way, with one, and with one that was not the right one.
+        let guess = json!({ "phone": phone, "code": "000000" });
+        let before = client.post("/v1/login", "", &guess).await.unwrap();
+        let sent = client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap();
+        let wrong = if sent.text("demo_code") == "000000" { "000001" } else { "000000" };
+        let after = client.post("/v1/login", "", &json!({ "phone": phone, "code": wrong })).await.unwrap();
+        let sent = (sent.status, sent.json()["expires_in_s"].clone());
+        heard.push((before.status, before.body, sent, after.status, after.body));
+    }
+    assert_eq!(heard[0], heard[1]);
+    assert_eq!(heard[0].0, 422);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_is_its_owners_and_cancels_once() {
     let folder = folder();
     let shop = Shop::open(&folder);

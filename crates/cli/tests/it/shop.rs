@@ -13,6 +13,8 @@ use stampede_ledger::{Database, Stores};
 use stampede_testkit::{Client, Process, Reply, Server, mariadb, postgres};
 use tempfile::TempDir;
 
+use crate::contract;
+
 pub const TOKEN: &str = "an-admin-token-for-tests";
 
 static MARIADB: LazyLock<Server> = LazyLock::new(|| mariadb::start().unwrap());
@@ -102,6 +104,8 @@ pub fn serving(mut command: Command, place: &Place) -> Command {
         .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
         .env("STAMPEDE__LOGIN__PER_IP__COUNT", "1000000")
         .env("STAMPEDE__BUY__PER_USER__COUNT", "1000000")
+        .env("STAMPEDE__LIMITS__READS_PER_IP__COUNT", "1000000")
+        .env("STAMPEDE__LIMITS__OWN_PER_USER__COUNT", "1000000")
         .env("STAMPEDE__LOG__LEVEL", "error");
     if let Some(url) = &place.url {
         command.args(["--database", url]);
@@ -126,6 +130,7 @@ impl Shop {
     }
 
     pub fn run(command: Command) -> Self {
+        stampede_testkit::observe(contract::judge);
         let mut process = Process::start(command).unwrap();
         let address = process.wait_for(Duration::from_secs(60), |line| {
             let (_, address) = line.trim().strip_prefix("open")?.split_once("://")?;

@@ -8,11 +8,17 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 /// A text that is not an id: not a whole number between 1 and 2^63 − 1, or not in its one spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an id: expected a whole number between 1 and 9223372036854775807")]
 pub struct NotAnId;
+
+fn schema() -> RefOr<Schema> {
+    ObjectBuilder::new().schema_type(Type::String).pattern(Some("^[1-9][0-9]{0,18}$")).build().into()
+}
 
 fn parse(text: &str) -> Result<i64, NotAnId> {
     // One spelling per id: no sign, no leading zero, so that equal ids are equal texts.
@@ -51,6 +57,14 @@ macro_rules! id {
                 write!(f, concat!(stringify!($name), "({})"), self.0)
             }
         }
+
+        impl utoipa::PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                schema()
+            }
+        }
+
+        impl utoipa::ToSchema for $name {}
 
         impl FromStr for $name {
             type Err = NotAnId;

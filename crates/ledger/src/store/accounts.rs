@@ -14,10 +14,14 @@ const PEOPLE: &str = "SELECT id, phone, nickname FROM person WHERE";
 /// How long a phone's tries are remembered after the last.
 const TRIES_KEPT: Duration = Duration::from_secs(24 * 3600);
 
-/// How long after its latest try a phone with so many must wait: five for free, then 1, 2, 4, … up to 64 seconds. Never for ever:
-/// somebody who guesses at another's phone can delay its owner, not lock him out.
+/// So many tries a phone has, whatever the number of its codes; then one every quarter of an hour.
+const PHONE_TRIES: i64 = 20;
+
+/// How long after its latest try a phone with so many must wait: five for free, then 1, 2, 4, … up to 64 seconds, and a quarter
+/// of an hour after the twentieth. Never for ever: somebody who guesses at another's phone can delay its owner, not lock him out.
 fn pause_after(all_tries: i64) -> Duration {
     match u32::try_from(all_tries - 5) {
+        Ok(_) if all_tries >= PHONE_TRIES => Duration::from_secs(15 * 60),
         Ok(beyond) => Duration::from_secs(1 << beyond.min(6)),
         Err(_) => Duration::ZERO,
     }

@@ -2,7 +2,10 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
+use sqlx::{AssertSqlSafe, Connection as _, query_scalar, raw_sql};
+use stampede_core::ports::Recorded;
 use stampede_ledger::{Database, Stores, open};
 use stampede_testkit::Server;
 
@@ -42,8 +45,49 @@ async fn two_migrate_at_once(url: String) {
     }
 }
 
+/// Somebody else's transaction takes the locks of a recording in the other order, again and again, so that the database must end
+/// one of the two, and it is the recording: it is done again as a whole, and every order is there once.
+macro_rules! deadlocks {
+    ($connection:ty, $url:expr, $patient:expr, $waits:expr) => {{
+        let url = $url;
+        let fresh = Fresh::new(url.clone()).await;
+        let rounds = stampede_testkit::count(20, 3) as i64;
+        let sale = crate::conformance::sale_of(&fresh.stores, 1000).await;
+        let mut other = <$connection>::connect(&url).await.unwrap();
+        let mut observer = <$connection>::connect(&url).await.unwrap();
+        raw_sql($patient).execute(&mut other).await.unwrap();
+        let mut ours_lost = 0;
+        for round in 1..=rounds {
+            raw_sql("BEGIN").execute(&mut other).await.unwrap();
+            // Many rows, so that it would cost more to end this one.
+            for n in 0..50 {
+                let id = 1_000_000 * round + n;
+                let user = if n == 0 { round } else { id };
+                let insert = format!(
+                    "INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
+                     VALUES ({id}, {sale}, {user}, 1, 'unpaid', 1, 1, 1, 1, 1)"
+                );
+                raw_sql(AssertSqlSafe(insert)).execute(&mut other).await.unwrap();
+            }
+            let stores = fresh.stores.clone();
+            let recording =
+                tokio::spawn(async move { crate::conformance::record(&stores, sale, &[(round, round)]).await });
+            while query_scalar::<_, i64>($waits).fetch_one(&mut observer).await.unwrap() == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            let update = format!("UPDATE sale SET ver = ver WHERE id = {sale}");
+            let update = raw_sql(AssertSqlSafe(update)).execute(&mut other).await;
+            ours_lost += i64::from(update.is_ok());
+            raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+            assert_eq!(recording.await.unwrap(), [Recorded::Recorded]);
+        }
+        assert!(ours_lost > 0, "the recording was never the one that was ended");
+        assert_eq!(crate::conformance::check(&fresh.stores, sale).await as i64, rounds);
+    }};
+}
+
 macro_rules! on {
-    ($module:ident, $server:ident) => {
+    ($module:ident, $server:ident, $connection:ty, $patient:expr, $waits:expr) => {
         mod $module {
             use super::*;
             use crate::conformance::suite;
@@ -60,6 +104,11 @@ macro_rules! on {
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn a_recording_that_loses_a_deadlock_is_done_again() {
+                deadlocks!($connection, url(), $patient, $waits);
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn opened_again_it_holds_what_it_held() {
                 let fresh = Fresh::new(url()).await;
                 let sale = crate::conformance::sale_of(&fresh.stores, 2).await;
@@ -72,5 +121,18 @@ macro_rules! on {
     };
 }
 
-on!(mariadb, MARIADB);
-on!(postgres, POSTGRES);
+on!(
+    mariadb,
+    MARIADB,
+    sqlx::MySqlConnection,
+    "SET SESSION innodb_lock_wait_timeout = 50",
+    "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id IN
+         (SELECT id FROM information_schema.processlist WHERE db = DATABASE())"
+);
+on!(
+    postgres,
+    POSTGRES,
+    sqlx::PgConnection,
+    "SET deadlock_timeout = '20s'",
+    "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+);

@@ -1,0 +1,93 @@
+//! Figures of all requests: how many by status, and how long each route takes.
+
+use std::pin::Pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use axum::http::StatusCode;
+use metrics::{Counter, Histogram, counter, histogram};
+use pin_project_lite::pin_project;
+use tower::{Layer, Service};
+
+/// Counters made once: looking one up by name would cost more than answering.
+#[derive(Debug)]
+pub(crate) struct HttpMetrics {
+    /// By status, from 100 on.
+    by_status: Vec<OnceLock<Counter>>,
+}
+
+impl HttpMetrics {
+    pub(crate) fn new() -> Self {
+        Self { by_status: (100..600).map(|_| OnceLock::new()).collect() }
+    }
+
+    pub(crate) fn count(&self, status: StatusCode) {
+        let place = usize::from(status.as_u16()).saturating_sub(100);
+        if let Some(counter) = self.by_status.get(place) {
+            let made = || counter!("stampede_http_requests_total", "status" => status.as_str().to_owned());
+            counter.get_or_init(made).increment(1);
+        }
+    }
+}
+
+/// Measures how long a route takes.
+#[derive(Debug, Clone)]
+pub(crate) struct TimedLayer(Histogram);
+
+impl TimedLayer {
+    pub(crate) fn new(route: String) -> Self {
+        Self(histogram!("stampede_http_seconds", "route" => route))
+    }
+}
+
+impl<S> Layer<S> for TimedLayer {
+    type Service = Timed<S>;
+
+    fn layer(&self, inner: S) -> Timed<S> {
+        Timed { inner, seconds: self.0.clone() }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Timed<S> {
+    inner: S,
+    seconds: Histogram,
+}
+
+impl<R, S: Service<R>> Service<R> for Timed<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = TimedFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        let seconds = self.seconds.clone();
+        TimedFuture { started: Instant::now(), inner: self.inner.call(request), seconds }
+    }
+}
+
+pin_project! {
+    /// A request under way.
+    #[derive(Debug)]
+    pub(crate) struct TimedFuture<F> {
+        #[pin]
+        inner: F,
+        started: Instant,
+        seconds: Histogram,
+    }
+}
+
+impl<F: Future> Future for TimedFuture<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let output = ready!(this.inner.poll(cx));
+        this.seconds.record(this.started.elapsed());
+        Poll::Ready(output)
+    }
+}
