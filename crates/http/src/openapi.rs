@@ -1,6 +1,6 @@
 //! The routes, and the OpenAPI document made from them: served at `/openapi.json`, to be read at `/docs`.
 //!
-//! A handler tells its path, its answers and its own refusals; what holds for many routes is added in [`complete`].
+//! A handler tells its path, its answers and its own refusals; what holds for many routes is added in `complete`.
 
 use std::sync::Arc;
 
