@@ -2,10 +2,13 @@
 //!
 //! - [`serve`]: the server; [`demo`] fills it with something to look at
 //! - [`sender`], [`webhook`]: bring login codes to phones
+//! - [`mod@bench`]: load that proves; [`check`]: the invariants
 //! - [`migrate`]: brings the database's tables up to date
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
 //! - [`settings`]: defaults, file, environment and flags into one value
 
+mod bench;
+mod check;
 mod completions;
 mod config;
 mod data_dir;
@@ -15,6 +18,8 @@ mod sender;
 mod serve;
 mod settings;
 mod webhook;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -40,6 +45,16 @@ enum Command {
     ///
     /// `serve` does the same when it starts; this is for doing it beforehand.
     Migrate(migrate::Migrate),
+    /// Put a system under load, measure it, and prove that it sold right
+    ///
+    /// Starts a system of its own, or aims at one that runs. Three kinds of requests are measured in turns: a route that does
+    /// nothing, orders, and refusals after a sell-out. Then a storm of many more buyers than stock. In the end everything that was
+    /// heard is held against ledger and gate; the exit code is 1 if anything was oversold, undersold, duplicated, lost or wrong.
+    Bench(bench::Bench),
+    /// Check the invariants of a live or a stopped system
+    ///
+    /// The exit code is 1 if one fails. What cannot be checked, such as the gate of a stopped system, is said to be so.
+    Check(check::Check),
     /// Show or check the settings
     Config(config::Config),
     /// Print completions for a shell
@@ -48,23 +63,26 @@ enum Command {
     Completions(completions::Completions),
 }
 
-fn main() -> std::process::ExitCode {
+fn main() -> ExitCode {
     let cli = Cli::parse();
+    let success = |()| ExitCode::SUCCESS;
     let done = match cli.command {
-        Command::Serve(command) => command.run(),
-        Command::Migrate(command) => command.run(),
-        Command::Config(command) => command.run(),
+        Command::Serve(command) => command.run().map(success),
+        Command::Migrate(command) => command.run().map(success),
+        Command::Bench(command) => command.run(),
+        Command::Check(command) => command.run(),
+        Command::Config(command) => command.run().map(success),
         Command::Completions(command) => {
             command.run();
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
     };
     match done {
-        Ok(()) => std::process::ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // The whole chain on one line: what failed, and why.
             eprintln!("stampede: {error:#}");
-            std::process::ExitCode::FAILURE
+            ExitCode::FAILURE
         }
     }
 }

@@ -80,6 +80,7 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
 
     let config = Config {
         admin_tokens,
+        allow_load_test: settings.allow_load_test,
         trusted_proxies,
         buys_per_user: settings.buy.per_user.into(),
         logins_per_ip: settings.login.per_ip.into(),

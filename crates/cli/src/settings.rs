@@ -98,6 +98,7 @@ pub struct Settings {
     database: String,
     pub listen: SocketAddr,
     admin_listen: String,
+    pub allow_load_test: bool,
     admin: Admin,
     http: Http,
     pub buy: Buy,

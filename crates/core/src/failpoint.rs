@@ -8,6 +8,15 @@
 /// Every failpoint, in the order a buyer's order passes them.
 pub const ALL: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted", "record.committed", "buy.answer"];
 
+/// Every bug that can be planted:
+///
+/// - `sync-off`: SQLite commits without waiting for the disk
+/// - `skip-duplicate`: neither gate nor ledger look whether a person has one already
+/// - `release-twice`: a cancellation gives the stock back twice
+/// - `answer-early`: buyers hear yes before the commit
+/// - `reconcile-count`: the gate's cap is set from the ledger's count while orders are on their way
+pub const BUGS: [&str; 5] = ["sync-off", "skip-duplicate", "release-twice", "answer-early", "reconcile-count"];
+
 #[cfg(feature = "failpoints")]
 mod armed {
     use std::collections::HashMap;
@@ -64,7 +73,16 @@ mod armed {
     }
 
     pub(super) fn planted(bug: &str) -> bool {
-        std::env::var("STAMPEDE_PLANT").is_ok_and(|list| list.split(',').any(|name| name == bug))
+        static PLANTED: OnceLock<Vec<String>> = OnceLock::new();
+        let planted = PLANTED.get_or_init(|| {
+            let text = std::env::var("STAMPEDE_PLANT").unwrap_or_default();
+            let all: Vec<String> = text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+            for name in &all {
+                assert!(super::BUGS.contains(&name.as_str()), "STAMPEDE_PLANT: there is no bug {name:?}");
+            }
+            all
+        });
+        planted.iter().any(|name| name == bug)
     }
 }
 
@@ -81,6 +99,7 @@ pub fn hit(name: &'static str) {
 /// Is this bug to be committed on purpose? Never without the feature.
 #[inline]
 pub fn planted(bug: &'static str) -> bool {
+    debug_assert!(BUGS.contains(&bug), "the bug {bug} is not in the list");
     #[cfg(feature = "failpoints")]
     return armed::planted(bug);
     #[cfg(not(feature = "failpoints"))]

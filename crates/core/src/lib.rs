@@ -22,7 +22,7 @@ pub mod sale;
 pub mod shop;
 pub mod user;
 
-pub use admission::{Admission, Refusal};
+pub use admission::{Admission, Refusal, mark_digest};
 pub use clock::{Clock, SystemClock, Timestamp};
 pub use error::{Code, Invalid};
 pub use ids::{Epoch, OrderId, SaleId, ShopId, ShopTypeId, UserId, VoucherId};

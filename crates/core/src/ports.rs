@@ -99,6 +99,24 @@ pub struct Loaded {
     pub marks: Vec<(UserId, OrderId)>,
 }
 
+/// An order with all that the ledger keeps of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrderRow {
+    pub order: Order,
+    pub live: bool,
+    pub epoch: Epoch,
+    pub seq: i64,
+}
+
+/// All that the ledger holds of a sale, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspected {
+    pub sale: Sale,
+    pub orders: Vec<OrderRow>,
+    pub quarantine: Vec<(UserId, OrderId)>,
+    pub owed: Vec<OrderId>,
+}
+
 /// A sale to be created.
 #[derive(Debug, Clone, Copy)]
 pub struct SaleDraft {
@@ -163,6 +181,12 @@ pub trait Ledger: Send + Sync + fmt::Debug {
 
     /// The sale and its live orders, at one moment.
     async fn load(&self, id: SaleId) -> Result<Option<Loaded>>;
+
+    /// All that there is of a sale, dead orders too.
+    async fn inspect(&self, id: SaleId) -> Result<Option<Inspected>>;
+
+    /// The orders of a sale, dead ones too, in the order of their ids, from above `after`.
+    async fn orders_in(&self, sale: SaleId, after: Option<OrderId>, limit: u32) -> Result<Vec<OrderRow>>;
 
     async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created>;
 
@@ -302,6 +326,15 @@ pub trait Accounts: Send + Sync + fmt::Debug {
         expires_at: Timestamp,
         now: Timestamp,
     ) -> Result<Option<User>>;
+
+    /// Opens a session for each of these people, without a code; who is new is made. Their ids, in the same order.
+    async fn open_sessions(
+        &self,
+        people: &[User],
+        sessions: &[SessionId],
+        expires_at: Timestamp,
+        now: Timestamp,
+    ) -> Result<Vec<UserId>>;
 
     async fn user(&self, id: UserId) -> Result<Option<User>>;
 

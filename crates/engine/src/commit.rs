@@ -14,7 +14,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use metrics::{Counter, Histogram, counter, histogram};
 use stampede_core::ports::{Admitted, Ledger, LedgerError, Recorded};
-use stampede_core::{Epoch, SaleId};
+use stampede_core::{Epoch, SaleId, failpoint};
 use stampede_gate::MemoryGate;
 
 use crate::batcher::Backend;
@@ -170,6 +170,9 @@ impl Backend<Pending> for Commit {
     async fn call(&self, batch: &[Pending]) -> Vec<Settled> {
         let started = Instant::now();
         let _held = self.recording.lock().await;
+        if failpoint::planted("answer-early") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         let mut settled = Vec::with_capacity(batch.len());
         for run in batch.chunk_by(|a, b| a.epoch == b.epoch) {
             let orders: Vec<Admitted> = run.iter().map(|pending| pending.admitted).collect();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use stampede_core::ids::{IdMaker as _, NotAnId, Snowflake};
 use stampede_core::ports::LedgerError;
-use stampede_core::{Clock, Code, Refusal, Sale, SaleId, Timestamp, UserId};
+use stampede_core::{Clock, Code, Refusal, Sale, SaleId, Timestamp, UserId, failpoint};
 use stampede_gate::MemoryGate;
 use stampede_ledger::Stores;
 use tokio::sync::Notify;
@@ -100,6 +100,10 @@ impl Engine {
         workers.spawn(workers::lease::keep(ledger.clone(), ids.clone(), holder.clone()));
         workers.spawn(workers::owed::keep(ledger.clone(), gate.clone(), owed.clone()));
         workers.spawn(workers::sessions::keep(stores.accounts.clone(), clock.clone(), touched));
+
+        if failpoint::planted("reconcile-count") {
+            workers.spawn(workers::planted::keep(ledger.clone(), gate.clone()));
+        }
 
         let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
         let workers = Mutex::new(workers);

@@ -176,6 +176,25 @@ impl Engine {
         Ok(LoggedIn { token: people.sealer.token(id, user.id), user, expires_at })
     }
 
+    /// Sessions for the test buyers `first..first + count`, without codes: only for load tests. Each with its token.
+    pub async fn open_test_sessions(&self, first: u32, count: u32) -> Result<Vec<(UserId, String)>, Error> {
+        let people = &self.people;
+        let now = people.clock.now();
+        let expires_at = now.plus(people.config.session_ttl);
+        let tester = |n: u32| {
+            let phone = Phone::parse(&format!("199{n:08}")).map_err(|_| Error::Plain(Code::InvalidRequest))?;
+            Ok::<_, Error>(User { id: self.next_id(UserId::new)?, phone, nickname: format!("tester_{n}") })
+        };
+        let testers = (first..first.saturating_add(count)).map(tester).collect::<Result<Vec<_>, _>>()?;
+        let ids: Vec<SessionId> = testers.iter().map(|_| SessionId(rand::rng().random())).collect();
+        let users = people.accounts.open_sessions(&testers, &ids, expires_at, now).await?;
+        let open = |(id, user): (SessionId, UserId)| {
+            people.remember(Session { id, user, created_at: now, expires_at }, now);
+            (user, people.sealer.token(id, user))
+        };
+        Ok(ids.into_iter().zip(users).map(open).collect())
+    }
+
     /// Whose session is it? Junk is refused without asking any store.
     pub async fn authenticate(&self, token: &str) -> Result<UserId, Error> {
         let people = &self.people;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use stampede_core::ports::{Created, Edited, SaleDraft};
-use stampede_core::{Code, NewSale, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, shop};
+use stampede_core::ports::{Created, Edited, OrderRow, SaleDraft};
+use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, shop};
+use stampede_gate::memory::Snapshot;
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -73,6 +74,18 @@ impl Engine {
     pub fn all_sales(&self, before: Option<SaleId>, limit: usize) -> Vec<SaleView> {
         let now = self.clock.now();
         self.shelf.newest(before).into_iter().take(limit).map(|sale| self.view(sale, now)).collect()
+    }
+
+    /// What the gate holds of a sale now, and a digest over its marks.
+    pub fn gate_of(&self, id: SaleId) -> Result<(Snapshot, u64), Error> {
+        let nobody = Error::Refused(Refusal::NoSuchSale);
+        self.gate.digest(id).ok_or(nobody)
+    }
+
+    /// The orders of a sale, dead ones too, for an administrator.
+    pub async fn orders_in(&self, id: SaleId, after: Option<OrderId>, limit: u32) -> Result<Vec<OrderRow>, Error> {
+        self.any_sale(id)?;
+        Ok(self.stores.ledger.orders_in(id, after, limit).await?)
     }
 
     fn view(&self, sale: Arc<Sale>, now: Timestamp) -> SaleView {

@@ -9,6 +9,8 @@ use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use stampede_core::admission::mark_digest;
+use stampede_core::failpoint;
 use stampede_core::ports::Loaded;
 use stampede_core::sale::closed;
 use stampede_core::{Admission, Epoch, Money, OrderId, Refusal, Sale, SaleId, SaleStatus, Timestamp, UserId, Window};
@@ -78,8 +80,22 @@ impl State {
         u32::try_from(self.marks.len()).unwrap_or(u32::MAX)
     }
 
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            ver: self.ver,
+            status: self.status,
+            window: self.window,
+            cap: self.cap,
+            marks: self.marks(),
+            settled: self.settled,
+        }
+    }
+
     fn admit(&mut self, user: UserId, order: OrderId, now: Timestamp) -> Admission {
         let now = self.high_water.max(now);
+        if failpoint::planted("skip-duplicate") {
+            self.marks.remove(&user);
+        }
         let (full, shut) = (self.marks() >= self.cap, closed(self.status, self.window, now));
         match self.marks.entry(user) {
             // Who has one gets it back whatever the hour; a draft alone is as if it were not there.
@@ -217,13 +233,13 @@ impl MemoryGate {
 
     /// The sale as the gate has it now, in one moment.
     pub fn snapshot(&self, sale: SaleId) -> Option<Snapshot> {
-        self.with(sale, |state| Snapshot {
-            ver: state.ver,
-            status: state.status,
-            window: state.window,
-            cap: state.cap,
-            marks: state.marks(),
-            settled: state.settled,
+        self.with(sale, |state| state.snapshot())
+    }
+
+    /// The sale as the gate has it now, with a digest over its marks, of one moment.
+    pub fn digest(&self, sale: SaleId) -> Option<(Snapshot, u64)> {
+        self.with(sale, |state| {
+            (state.snapshot(), mark_digest(state.marks.iter().map(|(&user, mark)| (user, mark.order))))
         })
     }
 

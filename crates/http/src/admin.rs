@@ -7,8 +7,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use stampede_core::ids::NotAnId;
-use stampede_core::ports::AuditEntry;
-use stampede_core::{NewSale, SaleId, SaleStatus, Timestamp};
+use stampede_core::ports::{AuditEntry, OrderRow};
+use stampede_core::{NewSale, Order, OrderId, OrderStatus, SaleId, SaleStatus, Timestamp, UserId};
 use stampede_engine::Error;
 use utoipa::{IntoParams, ToSchema};
 
@@ -98,6 +98,86 @@ async fn set_status(
     let work = move |app: Arc<App>| async move { app.engine.set_sale_status(id, status).await };
     let view = audited(app, operator, action, format!("sale {id}"), work).await?;
     Ok(Answer(SaleAnswer::whole(&view)))
+}
+
+/// What the gate holds of a sale.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct GateAnswer {
+    ver: i64,
+    cap: u32,
+    marks: u32,
+    /// Marks whose orders the ledger has.
+    settled: u32,
+    /// Over all marks: 16 hexadecimal digits, equal for equal sets of people and orders.
+    digest: String,
+    /// Admitted orders of all sales that wait for the ledger.
+    waiting: usize,
+}
+
+/// What the gate holds of a sale now, to be compared with the ledger.
+#[utoipa::path(get, path = "/admin/v1/sales/{id}/gate", tag = "admin", responses((status = 200, description = "At one moment", body = GateAnswer)))]
+pub(crate) async fn gate(
+    State(app): State<Arc<App>>,
+    _: Viewer,
+    Id(id): Id<SaleId>,
+) -> Result<Answer<GateAnswer>, Problem> {
+    let (gate, digest) = app.engine.gate_of(id)?;
+    let (ver, cap, marks, settled) = (gate.ver, gate.cap, gate.marks, gate.settled);
+    Ok(Answer(GateAnswer { ver, cap, marks, settled, digest: format!("{digest:016x}"), waiting: app.engine.waiting() }))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OrdersInParams {
+    after: Option<OrderId>,
+    /// How many on a page; 100 without it.
+    #[param(minimum = 1, maximum = 10_000)]
+    limit: Option<u32>,
+}
+
+/// An order as the ledger keeps it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OrderRowAnswer {
+    id: OrderId,
+    user_id: UserId,
+    status: OrderStatus,
+    live: bool,
+    epoch: i64,
+    seq: i64,
+    price_cents: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OrdersInAnswer {
+    orders: Vec<OrderRowAnswer>,
+    /// Ask for the orders `after` this one to go on; null at the end.
+    next: Option<OrderId>,
+}
+
+/// The orders of a sale in the order of their ids, dead ones too.
+#[utoipa::path(get, path = "/admin/v1/sales/{id}/orders", tag = "admin", params(OrdersInParams), responses((status = 200, description = "A page", body = OrdersInAnswer)))]
+pub(crate) async fn orders_in(
+    State(app): State<Arc<App>>,
+    _: Viewer,
+    Id(id): Id<SaleId>,
+    Params(params): Params<OrdersInParams>,
+) -> Result<Answer<OrdersInAnswer>, Problem> {
+    let limit = params.limit.unwrap_or(100);
+    if !(1..=10_000).contains(&limit) {
+        return Err(Problem::invalid("limit", "must be between 1 and 10000"));
+    }
+    let rows = app.engine.orders_in(id, params.after, limit).await?;
+    let next = rows.last().filter(|_| rows.len() == limit as usize).map(|row| row.order.id);
+    let answer = |row: OrderRow| {
+        let OrderRow { order, live, epoch, seq } = row;
+        let Order { id, user, status, price, created_at, updated_at, .. } = order;
+        let (epoch, price_cents) = (epoch.0, price.cents());
+        OrderRowAnswer { id, user_id: user, status, live, epoch, seq, price_cents, created_at, updated_at }
+    };
+    Ok(Answer(OrdersInAnswer { orders: rows.into_iter().map(answer).collect(), next }))
 }
 
 /// Stops selling for now.

@@ -20,6 +20,8 @@ use stampede_limit::{Limit, SlidingWindow};
 #[derive(Debug, Clone)]
 pub struct Config {
     pub admin_tokens: Vec<AdminToken>,
+    /// Serve the routes for load tests.
+    pub allow_load_test: bool,
     /// Whose `X-Forwarded-For` is believed.
     pub trusted_proxies: Vec<Network>,
     /// Tries to buy per person.
@@ -86,7 +88,7 @@ impl App {
 
     /// What a listener serves, and the document that tells of it.
     pub(crate) fn routes(self: Arc<Self>, surface: Surface) -> Router {
-        let (router, api) = openapi::collect(surface).split_for_parts();
+        let (router, api) = openapi::collect(surface, self.config.allow_load_test).split_for_parts();
         let mut router = router.merge(openapi::pages(openapi::complete(api)));
         if surface != Surface::Admin {
             router = router

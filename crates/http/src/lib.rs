@@ -6,7 +6,7 @@
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
 //! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
 //! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `operations`, `page`
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `operations`, `page`, `load_test`
 
 pub mod address;
 mod admin;
@@ -15,6 +15,7 @@ mod cors;
 pub mod credentials;
 mod extract;
 mod figures;
+mod load_test;
 mod login;
 pub mod openapi;
 mod operations;

@@ -20,10 +20,10 @@ use utoipa_swagger_ui::SwaggerUi;
 use crate::app::{App, Surface};
 use crate::figures::TimedLayer;
 use crate::problem;
-use crate::{admin, login, operations, orders, sales, shops};
+use crate::{admin, load_test, login, operations, orders, sales, shops};
 
 /// Every route of a listener.
-pub(crate) fn collect(surface: Surface) -> OpenApiRouter<Arc<App>> {
+pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<App>> {
     let mut all = vec![routes!(operations::healthz), routes!(operations::readyz)];
     if surface != Surface::Admin {
         all.extend([
@@ -58,11 +58,19 @@ pub(crate) fn collect(surface: Surface) -> OpenApiRouter<Arc<App>> {
             routes!(shops::unshelve),
             routes!(admin::list_sales, admin::create_sale),
             routes!(admin::one_sale),
+            routes!(admin::gate),
+            routes!(admin::orders_in),
             routes!(admin::pause),
             routes!(admin::resume),
             routes!(admin::end),
             routes!(admin::top_up),
         ]);
+    }
+    if load_test {
+        all.push(routes!(load_test::noop));
+        if surface != Surface::Buyers {
+            all.push(routes!(load_test::sessions));
+        }
     }
     all.into_iter().fold(OpenApiRouter::new(), |router, route| router.routes(timed(route)))
 }
@@ -75,7 +83,7 @@ fn timed(route: UtoipaMethodRouter<Arc<App>>) -> UtoipaMethodRouter<Arc<App>> {
 
 /// The document of all routes there are.
 pub fn document() -> OpenApi {
-    complete(collect(Surface::Both).into_openapi())
+    complete(collect(Surface::Both, true).into_openapi())
 }
 
 /// Adds what holds for many routes: who may ask, the id in the path, and the refusals that any handler can end in.

@@ -44,6 +44,9 @@ pub(crate) struct SaleAnswer {
     /// Only for administrators.
     #[serde(skip_serializing_if = "Option::is_none")]
     ver: Option<i64>,
+    /// Only for administrators.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epoch: Option<i64>,
 }
 
 impl SaleAnswer {
@@ -63,12 +66,15 @@ impl SaleAnswer {
             server_time,
             status: None,
             ver: None,
+            epoch: None,
         }
     }
 
     /// With what only administrators see.
     pub(crate) fn whole(view: &SaleView) -> Self {
-        Self { status: Some(view.sale.status), ver: Some(view.sale.ver), ..Self::new(view, None) }
+        let sale = &view.sale;
+        let (status, ver, epoch) = (Some(sale.status), Some(sale.ver), Some(sale.epoch.0));
+        Self { status, ver, epoch, ..Self::new(view, None) }
     }
 }
 

@@ -61,6 +61,15 @@ impl Dialect {
         }
     }
 
+    /// Bytes, as they are written in a statement.
+    pub(crate) fn bytes(self, bytes: &[u8; 16]) -> String {
+        let hex = format!("{:032x}", u128::from_be_bytes(*bytes));
+        match self {
+            Self::Sqlite | Self::MySql => format!("x'{hex}'"),
+            Self::Postgres => format!("'\\x{hex}'::bytea"),
+        }
+    }
+
     /// The database's clock, in milliseconds.
     pub(crate) const fn now_ms(self) -> &'static str {
         match self {

@@ -73,6 +73,18 @@ impl Snowflake {
         state.lease = lease;
     }
 
+    /// The moment that an id tells.
+    pub const fn made_at(id: i64) -> Timestamp {
+        Timestamp::from_ms((id >> (WORKER_BITS + SEQUENCE_BITS)) + EPOCH_MS)
+    }
+
+    /// The worker whose number an id carries.
+    pub const fn maker(id: i64) -> WorkerId {
+        // Ten bits fit.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "masked to ten bits")]
+        WorkerId(((id >> SEQUENCE_BITS) & (MAX_WORKERS as i64 - 1)) as u16)
+    }
+
     pub fn worker(&self) -> WorkerId {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).lease.worker
     }

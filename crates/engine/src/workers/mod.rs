@@ -3,9 +3,11 @@
 //! - [`lease`]: keeps the worker number of the id maker
 //! - [`owed`]: settles what the gate is owed after cancellations
 //! - [`watch`]: sees what other processes did to the sales
+//! - [`planted`]: a worker that does harm, for the tests of the tests
 //! - [`sessions`]: writes moved expiries, forgets what has expired
 
 pub(crate) mod lease;
 pub(crate) mod owed;
+pub(crate) mod planted;
 pub(crate) mod sessions;
 pub(crate) mod watch;

@@ -78,6 +78,14 @@ impl Ledger for Faulty {
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {
         self.inner.sale(id).await
     }
+    async fn inspect(&self, id: SaleId) -> Result<Option<Inspected>> {
+        self.inner.inspect(id).await
+    }
+
+    async fn orders_in(&self, sale: SaleId, after: Option<OrderId>, limit: u32) -> Result<Vec<OrderRow>> {
+        self.inner.orders_in(sale, after, limit).await
+    }
+
     async fn load(&self, id: SaleId) -> Result<Option<Loaded>> {
         self.inner.load(id).await
     }

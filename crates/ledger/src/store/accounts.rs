@@ -1,5 +1,6 @@
 //! People, their login codes and their sessions.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +11,9 @@ use super::{Store, again, unreadable};
 use crate::db::{Row, args};
 
 const PEOPLE: &str = "SELECT id, phone, nickname FROM person WHERE";
+
+/// How many rows go into one statement.
+const ROWS: usize = 500;
 
 /// How long a phone's tries are remembered after the last.
 const TRIES_KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -99,6 +103,43 @@ impl Store {
         Ok(Some(user))
     }
 
+    async fn open_all(
+        &self,
+        people: &[User],
+        sessions: &[SessionId],
+        expires_at: Timestamp,
+        now: Timestamp,
+    ) -> Result<Vec<UserId>> {
+        let dialect = self.db.dialect();
+        let (now, expires_at) = (now.ms(), expires_at.ms());
+        // Numbers, phones and nicknames of ours: nothing that could be more than a value.
+        let quoted = |user: &User| format!("'{}'", user.phone.as_str());
+        let person = |user: &User| format!("({},{},'{}',{now})", user.id, quoted(user), user.nickname);
+        let mut tx = self.db.begin().await?;
+        let mut ids = HashMap::with_capacity(people.len());
+        for some in people.chunks(ROWS) {
+            let rows = some.iter().map(person).collect::<Vec<_>>().join(",");
+            let leave = dialect.or_leave("phone");
+            tx.execute_text(format!("INSERT INTO person (id, phone, nickname, created_at) VALUES {rows}{leave}"))
+                .await?;
+            let phones = some.iter().map(quoted).collect::<Vec<_>>().join(",");
+            for row in tx.rows_text(format!("{PEOPLE} phone IN ({phones})")).await? {
+                let user = read_user(&row)?;
+                ids.insert(user.phone, user.id);
+            }
+        }
+        let found = people.iter().map(|user| ids.get(&user.phone).copied()).collect::<Option<Vec<_>>>();
+        let found = found.ok_or_else(|| unreadable("a person"))?;
+        let session =
+            |(id, user): (&SessionId, &UserId)| format!("({},{user},{now},{expires_at})", dialect.bytes(&id.0));
+        for (some, users) in sessions.chunks(ROWS).zip(found.chunks(ROWS)) {
+            let rows = some.iter().zip(users).map(session).collect::<Vec<_>>().join(",");
+            tx.execute_text(format!("INSERT INTO session (id, user_id, created_at, expires_at) VALUES {rows}")).await?;
+        }
+        tx.commit().await?;
+        Ok(found)
+    }
+
     async fn move_expiries(&self, sessions: &[Session]) -> Result<()> {
         let mut tx = self.db.begin().await?;
         for session in sessions {
@@ -159,6 +200,16 @@ impl Accounts for Store {
         now: Timestamp,
     ) -> Result<Option<User>> {
         again!(self.use_code(seal, newcomer, session, expires_at, now))
+    }
+
+    async fn open_sessions(
+        &self,
+        people: &[User],
+        sessions: &[SessionId],
+        expires_at: Timestamp,
+        now: Timestamp,
+    ) -> Result<Vec<UserId>> {
+        again!(self.open_all(people, sessions, expires_at, now))
     }
 
     async fn user(&self, id: UserId) -> Result<Option<User>> {

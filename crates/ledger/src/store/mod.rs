@@ -22,7 +22,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditEntry, Created, Edited, Ledger, LedgerError, Loaded, Owed, Recorded, Result, SaleDraft, Stepped,
+    Admitted, AuditEntry, Created, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow, Owed, Recorded, Result,
+    SaleDraft, Stepped,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -114,6 +115,14 @@ impl Ledger for Store {
 
     async fn load(&self, id: SaleId) -> Result<Option<Loaded>> {
         self.load_sale(id).await
+    }
+
+    async fn inspect(&self, id: SaleId) -> Result<Option<Inspected>> {
+        self.inspect_sale(id).await
+    }
+
+    async fn orders_in(&self, sale: SaleId, after: Option<OrderId>, limit: u32) -> Result<Vec<OrderRow>> {
+        self.read_orders_in(sale, after, limit).await
     }
 
     async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {

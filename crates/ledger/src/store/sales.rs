@@ -1,14 +1,18 @@
 //! Sales: reading, creating, editing. Every edit raises `ver`.
 
-use stampede_core::ports::{Created, Edited, Loaded, Result, SaleDraft};
+use stampede_core::ports::{Created, Edited, Inspected, Loaded, OrderRow, Result, SaleDraft};
 use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId, VoucherId, Window, shop};
 
+use super::orders::{ROWS, read_row};
 use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
 const SALES: &str = "SELECT sale.id, voucher_id, title, sale.price_cents, worth_cents, status, begin_at, end_at,
         total, cap, sold, epoch, ver
     FROM sale JOIN voucher ON voucher.id = voucher_id";
+
+/// How many orders an inspection reads with one statement.
+const INSPECTED_AT_ONCE: u32 = 50_000;
 
 /// The sale in a row of [`SALES`].
 fn read(row: &Row) -> Result<Sale> {
@@ -66,6 +70,35 @@ impl Store {
         let mark = |(user, order)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
         let marks: Option<Vec<_>> = pairs.into_iter().map(mark).collect();
         Ok(Some(Loaded { sale, marks: marks.ok_or_else(|| unreadable("an order"))? }))
+    }
+
+    pub(super) async fn inspect_sale(&self, id: SaleId) -> Result<Option<Inspected>> {
+        let mut tx = self.db.snapshot().await?;
+        let Some(sale) = find(&mut tx, id).await? else {
+            tx.roll_back().await?;
+            return Ok(None);
+        };
+        let mut orders: Vec<OrderRow> = Vec::new();
+        loop {
+            let after = orders.last().map_or(0, |row| row.order.id.get());
+            let rows = tx.rows(ROWS, args![id.get(), after, INSPECTED_AT_ONCE]).await?;
+            for row in &rows {
+                orders.push(read_row(row)?);
+            }
+            if rows.len() < INSPECTED_AT_ONCE as usize {
+                break;
+            }
+        }
+        let (mut quarantine, mut owed) = (Vec::new(), Vec::new());
+        tx.pairs("SELECT user_id, order_id FROM quarantine WHERE sale_id = ?", args![id.get()], &mut quarantine)
+            .await?;
+        tx.pairs("SELECT user_id, order_id FROM owed WHERE sale_id = ?", args![id.get()], &mut owed).await?;
+        tx.roll_back().await?;
+        let mark = |(user, order): (i64, i64)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
+        let marks = |pairs: Vec<(i64, i64)>| pairs.into_iter().map(mark).collect::<Option<Vec<_>>>();
+        let quarantine = marks(quarantine).ok_or_else(|| unreadable("a quarantined order"))?;
+        let owed = marks(owed).ok_or_else(|| unreadable("a row of owed"))?;
+        Ok(Some(Inspected { sale, orders, quarantine, owed: owed.into_iter().map(|(_, order)| order).collect() }))
     }
 
     pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {

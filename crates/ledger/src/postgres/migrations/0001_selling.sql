@@ -72,8 +72,6 @@ CREATE TABLE orders (
     CHECK ((live IS NOT NULL) = (status IN ('pending', 'unpaid', 'paid', 'redeemed')))
 );
 
-CREATE INDEX orders_by_user ON orders (user_id, id);
-
 -- Marks that must still be released in the gate: written with the order's death, deleted after the release.
 CREATE TABLE owed (
     order_id BIGINT PRIMARY KEY,

@@ -1,0 +1,322 @@
+//! `stampede bench`: load that proves.
+
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal as _, Write as _};
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use rand::RngExt as _;
+use stampede_ledger::Database;
+use stampede_proof::bench::{self, Options, Progress};
+use stampede_proof::generator::Pulse;
+use stampede_proof::history;
+use stampede_proof::report::Report;
+use stampede_proof::system::{Node, System};
+use stampede_testkit::{Server, mariadb, postgres};
+
+use crate::settings::Tier;
+
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Where buyers go, such as http://127.0.0.1:8080, of a system that runs; it must have allow_load_test set
+    #[arg(long, value_name = "URL", conflicts_with_all = ["tier", "nodes", "private_servers", "kill", "data_dir"])]
+    target: Option<String>,
+
+    /// Where administrators go [default: the target]
+    #[arg(long, value_name = "URL", requires = "target")]
+    admin: Option<String>,
+
+    /// The token of an operator of the target
+    #[arg(long, value_name = "TOKEN", env = "STAMPEDE_ADMIN_TOKEN", hide_env_values = true)]
+    admin_token: Option<String>,
+
+    /// Start a system of this tier, as real processes, and stop it afterwards
+    #[arg(long, default_value = "solo")]
+    tier: String,
+
+    /// The ledger: a URL; with --private-servers also just mariadb or postgres [default: embedded SQLite]
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
+
+    /// Start a private MariaDB or PostgreSQL for this run, if it is installed
+    #[arg(long, requires = "database")]
+    private_servers: bool,
+
+    /// How many processes share the ledger; more than one needs MariaDB, MySQL or PostgreSQL
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    nodes: u16,
+
+    /// How many people there are; in the phase "orders" each of them gets one, sale after sale
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    buyers: u32,
+
+    /// How many there are to be had in the storm
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    stock: u32,
+
+    /// How often each buyer tries in the storm
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    tries: u32,
+
+    /// Connections, with one request under way on each
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: u32,
+
+    /// Open loop: so many requests a second, whether the server keeps up or not; latency counts from when each was due
+    #[arg(long, value_name = "PER_SECOND")]
+    rate: Option<f64>,
+
+    /// How long each kind of request is measured in all
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+
+    /// Who comes when; printed, so that a run can be repeated [default: random]
+    #[arg(long)]
+    seed: Option<u64>,
+
+    /// Kill every node with SIGKILL once in the middle of the storm, and start it again
+    #[arg(long)]
+    kill: bool,
+
+    /// Where the nodes keep their data while they run [default: a temporary folder here]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+
+    /// Write report.html, rates.svg, slowest.svg and report.json into this folder
+    #[arg(long, value_name = "DIR")]
+    report: Option<PathBuf>,
+
+    /// Write everything that was asked and heard into this file, one JSON object a line; `stampede check --history` reads it
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+}
+
+/// The address that a URL names. Load goes over plain HTTP: what is measured is the server, not TLS.
+pub fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
+    let rest =
+        url.strip_prefix("http://").with_context(|| format!("{url:?} is not a URL such as http://127.0.0.1:8080"))?;
+    let host = rest.split('/').next().unwrap_or_default();
+    let host = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+    host.to_socket_addrs()
+        .with_context(|| format!("cannot find {host}"))?
+        .next()
+        .with_context(|| format!("cannot find {host}"))
+}
+
+/// A running system, and what must stay for as long as it runs.
+struct Running {
+    system: System,
+    tier: String,
+    _server: Option<Server>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Bench {
+    pub fn run(&self) -> anyhow::Result<ExitCode> {
+        // The crowd has threads of its own; this one only waits.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.measure())
+    }
+
+    async fn measure(&self) -> anyhow::Result<ExitCode> {
+        if self.rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+            bail!("--rate must be above zero");
+        }
+        if !(0.01..=3600.0).contains(&self.seconds) {
+            bail!("--seconds must be between 0.01 and 3600");
+        }
+        let mut running = match &self.target {
+            Some(target) => self.aim(target).await?,
+            None => self.start().await?,
+        };
+        let seed = self.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
+        let options = Options {
+            buyers: self.buyers as usize,
+            stock: self.stock as usize,
+            tries: self.tries as usize,
+            connections: self.connections as usize,
+            rate: self.rate,
+            seed,
+            measure: Duration::from_secs_f64(self.seconds),
+            kill: self.kill,
+        };
+        let pulse = Pulse::new();
+        let bar = Bar::start(&pulse, self.json);
+        let done = bench::run(&mut running.system, options, &pulse, &bar).await;
+        bar.finish();
+        let (mut report, heard) = done.with_context(|| format!("seed {seed}"))?;
+        report.tier.clone_from(&running.tier);
+        for node in running.system.nodes.drain(..) {
+            node.stop().context("a node did not stop well")?;
+        }
+        if let Some(path) = &self.history {
+            let file = File::create(path).with_context(|| path.display().to_string())?;
+            history::write(&heard, BufWriter::new(file)).with_context(|| path.display().to_string())?;
+        }
+        if let Some(folder) = &self.report {
+            write_report(&report, folder).with_context(|| folder.display().to_string())?;
+        }
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+        } else {
+            write!(out, "{report}")?;
+        }
+        Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// A system that somebody else runs.
+    async fn aim(&self, target: &str) -> anyhow::Result<Running> {
+        let address = address_of(target)?;
+        let admin = self.admin.as_deref().map_or(Ok(address), address_of)?;
+        let token = self.admin_token.clone().context("--target needs --admin-token or STAMPEDE_ADMIN_TOKEN")?;
+        let ledger = match &self.database {
+            Some(url) => Some(stampede_ledger::open(&Database::parse(url)?).await?.ledger),
+            None => None,
+        };
+        let system = System { addresses: vec![address], admin, token, nodes: Vec::new(), ledger };
+        Ok(Running { system, tier: "target".to_owned(), _server: None, _folder: None })
+    }
+
+    /// A system of our own.
+    async fn start(&self) -> anyhow::Result<Running> {
+        if self.tier != Tier::Solo.as_str() {
+            bail!("there is no tier {:?}; there is: {}", self.tier, Tier::Solo.as_str());
+        }
+        let folder = match &self.data_dir {
+            Some(_) => None,
+            None => Some(tempfile::Builder::new().prefix("stampede-bench-").tempdir_in(".")?),
+        };
+        let data =
+            folder.as_ref().map(tempfile::TempDir::path).or(self.data_dir.as_deref()).context("no data folder")?;
+        let (server, url) = self.database()?;
+        if self.nodes > 1 && url.is_none() {
+            bail!("--nodes needs a database that processes can share: --database mysql://… or postgres://…");
+        }
+        let token = format!("{:032x}", rand::rng().random::<u128>());
+        let program = std::env::current_exe()?;
+        let mut nodes = Vec::new();
+        for n in 0..self.nodes {
+            let (program, token, data, url) =
+                (program.clone(), token.clone(), data.join(format!("node-{n}")), url.clone());
+            nodes.push(Node::start(move |listen| command(&program, listen, &data, url.as_deref(), &token))?);
+        }
+        let path = data.join("node-0").join("stampede.db");
+        let database = url.as_deref().map_or(Ok(Database::Sqlite(path)), Database::parse)?;
+        let ledger = Some(stampede_ledger::open(&database).await?.ledger);
+        let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
+        let system = System { admin: addresses[0], addresses, token, nodes, ledger };
+        Ok(Running { system, tier: self.tier.clone(), _server: server, _folder: folder })
+    }
+
+    fn database(&self) -> anyhow::Result<(Option<Server>, Option<String>)> {
+        let missing = |name: &str| format!("cannot start a private {name}: is it installed?");
+        match (self.private_servers, self.database.as_deref()) {
+            (true, Some("mariadb" | "mysql")) => {
+                let server = mariadb::start().with_context(|| missing("MariaDB"))?;
+                let url = mariadb::create_database(&server, "stampede")?;
+                Ok((Some(server), Some(url)))
+            }
+            (true, Some("postgres" | "postgresql")) => {
+                let server = postgres::start().with_context(|| missing("PostgreSQL"))?;
+                let url = postgres::create_database(&server, "stampede")?;
+                Ok((Some(server), Some(url)))
+            }
+            (true, _) => bail!("--private-servers needs --database mariadb or --database postgres"),
+            (false, Some(url)) => {
+                if matches!(Database::parse(url)?, Database::Sqlite(_)) {
+                    bail!("for embedded SQLite give --data-dir, or nothing");
+                }
+                Ok((None, Some(url.to_owned())))
+            }
+            (false, None) => Ok((None, None)),
+        }
+    }
+}
+
+/// A node that lets load tests in, and a crowd of them from one address.
+fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<&str>, token: &str) -> Command {
+    let mut command = Command::new(program);
+    let listen = listen.map_or_else(|| "127.0.0.1:0".to_owned(), |address| address.to_string());
+    command.args(["serve", "--listen", &listen, "--data-dir"]).arg(data);
+    command.env("STAMPEDE_ADMIN_TOKEN", token).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+    for (setting, value) in [
+        ("LOG__LEVEL", "error"),
+        ("HTTP__MAX_CONNECTIONS", "200000"),
+        ("BUY__PER_USER__COUNT", "1000000"),
+        ("LIMITS__OWN_PER_USER__COUNT", "1000000"),
+        ("LIMITS__READS_PER_IP__COUNT", "100000000"),
+    ] {
+        command.env(format!("STAMPEDE__{setting}"), value);
+    }
+    if let Some(url) = url {
+        command.args(["--database", url]);
+    }
+    command
+}
+
+fn write_report(report: &Report, folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join("report.html"), report.html())?;
+    std::fs::write(folder.join("rates.svg"), report.rates_svg())?;
+    std::fs::write(folder.join("slowest.svg"), report.slowest_svg())?;
+    std::fs::write(folder.join("report.json"), serde_json::to_string_pretty(report)?)?;
+    Ok(())
+}
+
+/// What is going on, and how fast, on standard error.
+struct Bar {
+    bar: ProgressBar,
+}
+
+impl Bar {
+    fn start(pulse: &Arc<Pulse>, quiet: bool) -> Self {
+        if quiet || !std::io::stderr().is_terminal() {
+            return Self { bar: ProgressBar::hidden() };
+        }
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise}  {prefix:<12} {msg}") {
+            bar.set_style(style);
+        }
+        let (shown, pulse) = (bar.clone(), pulse.clone());
+        std::thread::spawn(move || {
+            let (mut at, mut answers) = (Instant::now(), 0);
+            while !shown.is_finished() {
+                tick();
+                let (now, all) = (Instant::now(), pulse.answers.load(Ordering::Relaxed));
+                #[expect(clippy::cast_precision_loss, reason = "answers of a quarter of a second")]
+                let rate = (all - answers) as f64 / now.duration_since(at).as_secs_f64();
+                (at, answers) = (now, all);
+                shown.set_message(format!("{rate:>9.0} answers/s   {all} in all"));
+                shown.tick();
+            }
+        });
+        Self { bar }
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a thread of its own that shows something four times a second")]
+fn tick() {
+    std::thread::sleep(Duration::from_millis(250));
+}
+
+impl Progress for Bar {
+    fn phase(&self, name: &str) {
+        self.bar.set_prefix(name.to_owned());
+    }
+}

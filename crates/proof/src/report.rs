@@ -1,0 +1,339 @@
+//! What a benchmark tells: a table, stable JSON, a page with plots.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::check::Line;
+use crate::generator::Sample;
+use crate::history::Heard;
+
+/// Everything a run came to. The JSON of this is stable: members are added, never changed.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub tier: String,
+    pub connections: usize,
+    pub nodes: usize,
+    pub orders: Measured,
+    pub refusals: Measured,
+    pub noop: Noop,
+    pub storm: Storm,
+    pub latency_ms: Latencies,
+    pub batch: Batch,
+    /// Of the largest node; null if the nodes are not ours.
+    pub peak_rss_bytes: Option<u64>,
+    /// The part of the machine's time that its other guests had; null where it cannot be told.
+    pub steal: Option<f64>,
+    pub seed: u64,
+    /// Requests a second, in open loop.
+    pub rate: Option<f64>,
+    pub checks: Vec<Line>,
+    pub violations: Vec<String>,
+    #[serde(skip)]
+    pub timeline: Timeline,
+}
+
+/// One kind of answer.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    pub count: usize,
+    pub per_s: f64,
+    /// Its rate against the no-op's, in the same rounds.
+    pub vs_noop: f64,
+    /// The servers' processor time for one, in microseconds; null if the nodes are not ours.
+    pub cpu_us: Option<f64>,
+    /// Answers of another kind in the same slices.
+    pub other: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Noop {
+    pub count: usize,
+    pub per_s: f64,
+    pub cpu_us: Option<f64>,
+}
+
+/// The proof: what the crowd heard against what the ledger holds.
+#[derive(Debug, Default, Serialize)]
+pub struct Storm {
+    pub buyers: usize,
+    pub stock: usize,
+    pub tries: usize,
+    pub sold: usize,
+    /// Given back on the way, and sold again.
+    pub returned: usize,
+    pub oversold: usize,
+    pub undersold: usize,
+    pub duplicated: usize,
+    pub lost: usize,
+    pub unexpected: usize,
+}
+
+impl Storm {
+    pub fn violations(&self) -> Vec<String> {
+        let all = [
+            ("oversold", self.oversold),
+            ("undersold", self.undersold),
+            ("duplicated", self.duplicated),
+            ("lost", self.lost),
+            ("unexpected", self.unexpected),
+        ];
+        all.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("storm: {count} {name}")).collect()
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct Latencies {
+    pub order: Quantiles,
+    pub refusal: Quantiles,
+}
+
+/// In milliseconds. In open loop from the moment a request was due.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Quantiles {
+    pub p50: f64,
+    pub p99: f64,
+    pub p999: f64,
+}
+
+fn histogram<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<Histogram<u64>> {
+    // Up to a minute, to three digits.
+    let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3).ok()?;
+    for sample in samples {
+        histogram.saturating_record(sample.end_us.saturating_sub(sample.due_us).max(1));
+    }
+    Some(histogram)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "microseconds of at most a minute")]
+fn ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
+    if histogram.is_empty() { 0.0 } else { histogram.value_at_quantile(quantile) as f64 / 1000.0 }
+}
+
+impl Quantiles {
+    pub fn of(samples: &[Sample], kind: Heard) -> Self {
+        let Some(histogram) = histogram(samples.iter().filter(|sample| sample.heard == kind)) else {
+            return Self::default();
+        };
+        Self { p50: ms(&histogram, 0.5), p99: ms(&histogram, 0.99), p999: ms(&histogram, 0.999) }
+    }
+}
+
+/// Sizes of the ledger's batches in the rounds, by the bounds of the server's histogram; null if there were none.
+#[derive(Debug, Default, Serialize)]
+pub struct Batch {
+    pub p50: Option<f64>,
+    pub max: Option<f64>,
+}
+
+impl Batch {
+    /// From what the histogram had grown by.
+    pub fn of(before: &[(f64, u64)], after: &[(f64, u64)]) -> Self {
+        let earlier = |bound: f64| {
+            before.iter().find(|(other, _)| other.total_cmp(&bound).is_eq()).map_or(0, |(_, count)| *count)
+        };
+        let grown: Vec<(f64, u64)> =
+            after.iter().map(|&(bound, count)| (bound, count.saturating_sub(earlier(bound)))).collect();
+        let all = grown.last().map_or(0, |(_, count)| *count);
+        let reaches = |part: u64| {
+            let found = grown.iter().find(|(_, count)| *count >= part.max(1)).map(|(bound, _)| *bound);
+            found.filter(|_| all > 0).filter(|bound| bound.is_finite())
+        };
+        Self { p50: reaches(all.div_ceil(2)), max: reaches(all) }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cpu = |cpu: Option<f64>| cpu.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
+        writeln!(f, "tier {}, {} node(s), {} connections", self.tier, self.nodes, self.connections)?;
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<10}{:>10}{:>12}{:>10}{:>10}{:>9}{:>9}{:>9}",
+            "", "count", "per second", "vs no-op", "CPU µs", "p50 ms", "p99 ms", "p999 ms"
+        )?;
+        let rows =
+            [("orders", &self.orders, self.latency_ms.order), ("refusals", &self.refusals, self.latency_ms.refusal)];
+        for (name, measured, latency) in rows {
+            let Measured { count, per_s, vs_noop, cpu_us, .. } = measured;
+            let Quantiles { p50, p99, p999 } = latency;
+            writeln!(
+                f,
+                "{name:<10}{count:>10}{per_s:>12.0}{vs_noop:>10.2}{:>10}{p50:>9.2}{p99:>9.2}{p999:>9.2}",
+                cpu(*cpu_us)
+            )?;
+        }
+        let Noop { count, per_s, cpu_us } = &self.noop;
+        writeln!(f, "{:<10}{count:>10}{per_s:>12.0}{:>10}{:>10}", "no-op", "1.00", cpu(*cpu_us))?;
+        writeln!(f)?;
+        let size = |size: Option<f64>| size.map_or_else(|| "-".to_owned(), |size| format!("{size:.0}"));
+        let memory = self.peak_rss_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+        let steal = self.steal.map_or_else(|| "-".to_owned(), |steal| format!("{:.1} %", steal * 100.0));
+        writeln!(
+            f,
+            "batches: half at most {}, largest at most {}; peak memory {memory}; CPU stolen {steal}",
+            size(self.batch.p50),
+            size(self.batch.max)
+        )?;
+        let s = &self.storm;
+        writeln!(
+            f,
+            "storm: {} buyers, {} tries, stock {}: {} sold ({} given back and sold again); {} oversold, {} undersold, {} duplicated, {} lost, {} unexpected",
+            s.buyers, s.tries, s.stock, s.sold, s.returned, s.oversold, s.undersold, s.duplicated, s.lost, s.unexpected
+        )?;
+        writeln!(f)?;
+        for line in &self.checks {
+            writeln!(f, "{line}")?;
+        }
+        if self.violations.is_empty() {
+            writeln!(f, "\nno violation (seed {})", self.seed)
+        } else {
+            writeln!(f, "\n{} VIOLATIONS (seed {}):", self.violations.len(), self.seed)?;
+            self.violations.iter().try_for_each(|violation| writeln!(f, "  {violation}"))
+        }
+    }
+}
+
+/// What happened when: answers and their latency, a tenth of a second at a time.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    slots: BTreeMap<(&'static str, u64), Slot>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    answers: u64,
+    slowest_us: u64,
+}
+
+const SLOT_US: u64 = 100_000;
+
+impl Timeline {
+    pub fn add(&mut self, phase: &'static str, samples: &[Sample]) {
+        for sample in samples {
+            let slot = self.slots.entry((phase, sample.end_us / SLOT_US)).or_default();
+            slot.answers += 1;
+            slot.slowest_us = slot.slowest_us.max(sample.end_us.saturating_sub(sample.due_us));
+        }
+    }
+
+    fn points(&self, of: impl Fn(&Slot) -> f64) -> Vec<(&'static str, Vec<(f64, f64)>)> {
+        let first = self.slots.keys().map(|(_, slot)| *slot).min().unwrap_or(0);
+        let mut phases: Vec<(&'static str, Vec<(f64, f64)>)> = Vec::new();
+        #[expect(clippy::cast_precision_loss, reason = "tenths of seconds of one run")]
+        for (&(phase, slot), values) in &self.slots {
+            let point = ((slot - first) as f64 / 10.0, of(values));
+            match phases.iter_mut().find(|(name, _)| *name == phase) {
+                Some((_, points)) => points.push(point),
+                None => phases.push((phase, vec![point])),
+            }
+        }
+        phases
+    }
+}
+
+const COLOURS: [(&str, &str); 4] =
+    [("noop", "#8a8f98"), ("orders", "#1a7f4b"), ("refusals", "#b3541e"), ("storm", "#6a3fb5")];
+
+/// A plot of points over seconds: one colour a phase.
+fn plot(title: &str, unit: &str, phases: &[(&'static str, Vec<(f64, f64)>)]) -> String {
+    let (width, height, left, bottom) = (860.0, 240.0, 70.0, 30.0);
+    let all = || phases.iter().flat_map(|(_, points)| points);
+    let right = all().map(|point| point.0).fold(1.0, f64::max);
+    let top = all().map(|point| point.1).fold(1.0, f64::max) * 1.05;
+    let x = |value: f64| left + value / right * (width - left - 10.0);
+    let y = |value: f64| height - bottom - value / top * (height - bottom - 30.0);
+    let mut svg = String::new();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{title}\" font-family=\"sans-serif\" font-size=\"12\">"
+    );
+    let _ = write!(
+        svg,
+        "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/><text x=\"{left}\" y=\"18\" font-weight=\"bold\">{title}</text>"
+    );
+    for step in 0..=4 {
+        let value = top / 4.0 * f64::from(step);
+        let at = y(value);
+        let _ = write!(
+            svg,
+            "<line x1=\"{left}\" x2=\"{width}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#e3e5e8\"/><text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{value:.0}</text>",
+            left - 6.0,
+            at + 4.0
+        );
+    }
+    let _ = write!(
+        svg,
+        "<text x=\"{left}\" y=\"{:.0}\">0 s</text><text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{right:.0} s, {unit}</text>",
+        height - 8.0,
+        width - 10.0,
+        height - 8.0
+    );
+    let mut key = width - 330.0;
+    for (phase, points) in phases {
+        let colour = COLOURS.iter().find(|(name, _)| name == phase).map_or("#000", |(_, colour)| colour);
+        let _ = write!(
+            svg,
+            "<circle cx=\"{key}\" cy=\"14\" r=\"4\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"18\">{phase}</text>",
+            key + 8.0
+        );
+        key += 80.0;
+        for (at, value) in points {
+            let _ = write!(svg, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"2\" fill=\"{colour}\"/>", x(*at), y(*value));
+        }
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+impl Report {
+    /// Answers a second over time.
+    pub fn rates_svg(&self) -> String {
+        #[expect(clippy::cast_precision_loss, reason = "answers in a tenth of a second")]
+        let points = self.timeline.points(|slot| slot.answers as f64 * 10.0);
+        plot("Answers a second", "a dot is a tenth of a second", &points)
+    }
+
+    /// The slowest answer over time.
+    pub fn slowest_svg(&self) -> String {
+        #[expect(clippy::cast_precision_loss, reason = "microseconds of at most a minute")]
+        let points = self.timeline.points(|slot| slot.slowest_us as f64 / 1000.0);
+        plot("Slowest answer, ms", "a dot is the slowest in a tenth of a second", &points)
+    }
+
+    /// One page with everything in it.
+    pub fn html(&self) -> String {
+        let escape = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
+        let json = serde_json::to_string_pretty(self).unwrap_or_default();
+        format!(
+            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>stampede bench: {tier}</title>\
+             <style>body{{font-family:sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}pre{{overflow:auto;background:#f6f7f8;padding:1rem}}svg{{width:100%}}</style>\
+             <h1>stampede bench: {tier}</h1><p><strong>{verdict}</strong></p><pre>{table}</pre>{rates}{slowest}<h2>As JSON</h2><pre>{json}</pre></html>\n",
+            tier = escape(&self.tier),
+            verdict = if self.violations.is_empty() { "No violation." } else { "There are violations." },
+            table = escape(&self.to_string()),
+            rates = self.rates_svg(),
+            slowest = self.slowest_svg(),
+            json = escape(&json),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_told_by_what_was_added() {
+        let before = [(1.0, 10), (2.0, 10), (f64::INFINITY, 10)];
+        let after = [(1.0, 10), (2.0, 15), (f64::INFINITY, 15)];
+        let batch = Batch::of(&before, &after);
+        assert_eq!((batch.p50, batch.max), (Some(2.0), Some(2.0)));
+        let none = Batch::of(&after, &after);
+        assert_eq!((none.p50, none.max), (None, None));
+    }
+}
