@@ -237,6 +237,9 @@ impl Settings {
             ("limits.reads_per_ip.window_ms", self.limits.reads_per_ip.window_ms),
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
         ];
+        if self.buy.max_batch > 4096 {
+            bail!("the settings are not right: buy.max_batch must be at most 4096");
+        }
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             bail!("the settings are not right: {name} must be at least 1");
         }

@@ -99,7 +99,7 @@ impl Engine {
         let mut workers = JoinSet::new();
         workers.spawn(workers::lease::keep(ledger.clone(), ids.clone(), holder.clone()));
         workers.spawn(workers::owed::keep(ledger.clone(), gate.clone(), owed.clone()));
-        workers.spawn(workers::sessions::keep(stores.accounts.clone(), clock.clone(), touched));
+        workers.spawn(workers::sessions::keep(stores.accounts.clone(), clock.clone(), people.sessions(), touched));
 
         if failpoint::planted("reconcile-count") {
             workers.spawn(workers::planted::keep(ledger.clone(), gate.clone()));

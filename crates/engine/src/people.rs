@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::sessions::Sessions;
 use crate::token::Sealer;
 
 /// Brings a login code to its phone.
@@ -56,13 +57,20 @@ pub struct LoggedIn {
 }
 
 #[derive(Debug)]
-struct Known {
+pub(crate) struct Known {
     user: UserId,
     expires_at_ms: AtomicI64,
     /// The expiry that the ledger knows, or will soon.
     written_ms: AtomicI64,
     /// When the ledger last said that it exists.
     checked_ms: AtomicI64,
+}
+
+impl Known {
+    /// Has it been over for a while? What has just ended stays, so that nobody brings it back who had read it before.
+    pub(crate) fn is_long_over(&self, now: Timestamp) -> bool {
+        self.expires_at_ms.load(Ordering::Relaxed) < now.minus(Duration::from_secs(60)).ms()
+    }
 }
 
 /// With other processes about, a session may be ended there: so the ledger is asked again this often.
@@ -75,7 +83,7 @@ pub(crate) struct People {
     clock: Arc<dyn Clock>,
     sealer: Sealer,
     sender: Option<Arc<dyn Sender>>,
-    sessions: moka::sync::Cache<SessionId, Arc<Known>>,
+    sessions: Arc<Sessions<Known>>,
     touched: mpsc::Sender<Session>,
     codes_per_phone: SlidingWindow<Phone>,
 }
@@ -89,8 +97,7 @@ impl People {
         key: &[u8; 32],
         sender: Option<Arc<dyn Sender>>,
     ) -> (Self, mpsc::Receiver<Session>) {
-        let sessions =
-            moka::sync::Cache::builder().max_capacity(config.session_memory).time_to_idle(config.session_ttl).build();
+        let sessions = Arc::new(Sessions::new(config.session_memory));
         let (touched, to_write) = mpsc::channel(10_000);
         let codes_per_phone = SlidingWindow::new(config.codes_per_phone, config.limit_memory);
         let sealer = Sealer::new(key);
@@ -106,19 +113,23 @@ impl People {
             checked_ms: AtomicI64::new(now.ms()),
         });
         // Not over what is there: it may have ended since it was read.
-        self.sessions.entry(session.id).or_insert(known).into_value()
+        self.sessions.get_or_put(session.id, known)
+    }
+
+    pub(crate) fn sessions(&self) -> Arc<Sessions<Known>> {
+        self.sessions.clone()
     }
 
     /// Every session is read from the ledger again when it is next used.
     pub(crate) fn forget_all(&self) {
-        self.sessions.invalidate_all();
+        self.sessions.retain(|_| false);
     }
 
     /// What stays is that it has ended, so that a request that has just read it from the ledger cannot bring it back.
     fn forget(&self, id: SessionId, user: UserId) {
-        let zero = || AtomicI64::new(0);
-        let ended = Known { user, expires_at_ms: zero(), written_ms: zero(), checked_ms: AtomicI64::new(i64::MAX / 2) };
-        self.sessions.insert(id, Arc::new(ended));
+        let now = || AtomicI64::new(self.clock.now().ms());
+        let ended = Known { user, expires_at_ms: now(), written_ms: now(), checked_ms: AtomicI64::new(i64::MAX / 2) };
+        self.sessions.put(id, Arc::new(ended));
     }
 
     /// Moves the expiry, and has it written once it has moved by a thirtieth of the session's life.
@@ -201,7 +212,7 @@ impl Engine {
         let refused = Error::Plain(Code::Unauthorized);
         let Some((id, user)) = people.sealer.open(token) else { return Err(refused) };
         let now = people.clock.now();
-        let known = match people.sessions.get(&id) {
+        let known = match people.sessions.get(id) {
             Some(known) => known,
             None => match people.accounts.session(id, now).await? {
                 Some(session) => people.remember(session, now),

@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use sqlx::{
-    AssertSqlSafe, Executor as _, MySql, MySqlPool, PgPool, Postgres, Row as _, Sqlite, SqlitePool, Transaction,
+    AssertSqlSafe, Executor as _, MySql, MySqlPool, PgPool, Postgres, Row as _, Sqlite, SqliteConnection, SqlitePool,
+    Transaction,
 };
 use stampede_core::ports::{LedgerError, Result};
 
 use crate::errors::{self, failed};
+use crate::sqlite::{Turn, Writer};
 
 /// How long a connection or a lock is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -84,7 +86,7 @@ impl Dialect {
 pub(crate) enum Pool {
     /// One connection writes, so `BEGIN IMMEDIATE` never waits for ourselves; it stands for "lock the sale's row first".
     Sqlite {
-        writer: SqlitePool,
+        writer: Writer,
         readers: SqlitePool,
     },
     /// What sells has connections of its own, so that no crowd of readers keeps it waiting.
@@ -99,9 +101,24 @@ pub(crate) enum Pool {
 }
 
 pub(crate) enum Tx {
-    Sqlite(Transaction<'static, Sqlite>),
+    Sqlite(SqliteTx),
     MySql(Transaction<'static, MySql>),
     Postgres(Transaction<'static, Postgres>),
+}
+
+/// SQLite writes through a connection of its own, and reads through a pool.
+pub(crate) enum SqliteTx {
+    Write(Turn),
+    Read(Transaction<'static, Sqlite>),
+}
+
+impl SqliteTx {
+    pub(crate) fn connection(&mut self) -> sqlx::Result<&mut SqliteConnection> {
+        match self {
+            Self::Write(turn) => turn.connection(),
+            Self::Read(tx) => Ok(&mut **tx),
+        }
+    }
 }
 
 pub(crate) enum Row {
@@ -199,7 +216,7 @@ impl Pool {
     /// A transaction that may write.
     pub(crate) async fn begin(&self) -> Result<Tx> {
         let begun = match self {
-            Self::Sqlite { writer, .. } => within(writer.begin_with("BEGIN IMMEDIATE")).await.map(Tx::Sqlite),
+            Self::Sqlite { writer, .. } => begin_immediate(writer).await.map(Tx::Sqlite),
             Self::MySql { writer, .. } => within(writer.begin()).await.map(Tx::MySql),
             Self::Postgres { writer, .. } => within(writer.begin()).await.map(Tx::Postgres),
         };
@@ -209,7 +226,7 @@ impl Pool {
     /// A transaction that reads one moment.
     pub(crate) async fn snapshot(&self) -> Result<Tx> {
         let begun = match self {
-            Self::Sqlite { readers, .. } => within(readers.begin()).await.map(Tx::Sqlite),
+            Self::Sqlite { readers, .. } => within(readers.begin()).await.map(|tx| Tx::Sqlite(SqliteTx::Read(tx))),
             Self::MySql { readers, .. } => {
                 // The level is set for the connection's next transaction alone.
                 let begin = async {
@@ -229,7 +246,13 @@ impl Pool {
     /// One statement that commits by itself. It may have been done even though it failed: only for what can be done again.
     pub(crate) async fn execute(&self, sql: &str, args: &[Arg<'_>]) -> Result<()> {
         let done = match self {
-            Self::Sqlite { writer, .. } => within(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
+            Self::Sqlite { writer, .. } => match writer.take().await {
+                Ok(mut turn) => {
+                    let done = within(async { bound!(sql.to_owned(), args).execute(turn.connection()?).await }).await;
+                    done.map(|_| turn.done())
+                }
+                Err(error) => Err(error),
+            },
             Self::MySql { writer, .. } => within(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
             Self::Postgres { writer, .. } => within(bound!(dollars(sql), args).execute(writer)).await.map(|_| ()),
         };
@@ -275,6 +298,12 @@ impl Pool {
     }
 }
 
+async fn begin_immediate(writer: &Writer) -> sqlx::Result<SqliteTx> {
+    let mut turn = writer.take().await?;
+    within(async { turn.connection()?.execute("BEGIN IMMEDIATE").await }).await?;
+    Ok(SqliteTx::Write(turn))
+}
+
 fn many<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
     move |rows| rows.into_iter().map(wrap).collect()
 }
@@ -283,9 +312,9 @@ impl Tx {
     /// How many rows it touched.
     pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
         let done = match self {
-            Self::Sqlite(tx) => {
-                within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
-            }
+            Self::Sqlite(tx) => within(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await })
+                .await
+                .map(|done| done.rows_affected()),
             Self::MySql(tx) => {
                 within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
             }
@@ -299,7 +328,9 @@ impl Tx {
     /// An insert that may find its key taken: `false` then, and the transaction must be rolled back.
     pub(crate) async fn insert_new(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<bool> {
         let done = match self {
-            Self::Sqlite(tx) => within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
+            Self::Sqlite(tx) => {
+                within(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await }).await.map(|_| ())
+            }
             Self::MySql(tx) => within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
             Self::Postgres(tx) => within(bound!(dollars(sql), args).execute(&mut **tx)).await.map(|_| ()),
         };
@@ -312,7 +343,9 @@ impl Tx {
 
     pub(crate) async fn rows(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
         let rows = match self {
-            Self::Sqlite(tx) => within(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::Sqlite)),
+            Self::Sqlite(tx) => within(async { bound!(sql.to_owned(), args).fetch_all(tx.connection()?).await })
+                .await
+                .map(many(Row::Sqlite)),
             Self::MySql(tx) => within(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::MySql)),
             Self::Postgres(tx) => {
                 within(bound!(dollars(sql), args).fetch_all(&mut **tx)).await.map(many(Row::Postgres))
@@ -330,7 +363,9 @@ impl Tx {
     pub(crate) async fn execute_text(&mut self, sql: String) -> Result<u64> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let done = match self {
-            Self::Sqlite(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            Self::Sqlite(tx) => {
+                within(async { sql.execute(tx.connection()?).await }).await.map(|done| done.rows_affected())
+            }
             Self::MySql(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
             Self::Postgres(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
         };
@@ -341,7 +376,7 @@ impl Tx {
     pub(crate) async fn rows_text(&mut self, sql: String) -> Result<Vec<Row>> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let rows = match self {
-            Self::Sqlite(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::Sqlite)),
+            Self::Sqlite(tx) => within(async { sql.fetch_all(tx.connection()?).await }).await.map(many(Row::Sqlite)),
             Self::MySql(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::MySql)),
             Self::Postgres(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::Postgres)),
         };
@@ -351,24 +386,25 @@ impl Tx {
     /// Two numbers a row, read as they come: for results that are long.
     pub(crate) async fn pairs(&mut self, sql: &str, args: &[Arg<'_>], into: &mut Vec<(i64, i64)>) -> Result<()> {
         macro_rules! read {
-            ($tx:expr, $sql:expr) => {{
-                let mut rows = bound!($sql, args).fetch(&mut **$tx);
+            ($connection:expr, $sql:expr) => {{
+                let mut rows = bound!($sql, args).fetch($connection);
                 while let Some(row) = within(rows.try_next()).await.map_err(failed)? {
                     into.push((row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?));
                 }
             }};
         }
         match self {
-            Self::Sqlite(tx) => read!(tx, sql.to_owned()),
-            Self::MySql(tx) => read!(tx, sql.to_owned()),
-            Self::Postgres(tx) => read!(tx, dollars(sql)),
+            Self::Sqlite(tx) => read!(tx.connection().map_err(failed)?, sql.to_owned()),
+            Self::MySql(tx) => read!(&mut **tx, sql.to_owned()),
+            Self::Postgres(tx) => read!(&mut **tx, dollars(sql)),
         }
         Ok(())
     }
 
     pub(crate) async fn commit(self) -> Result<()> {
         let done = match self {
-            Self::Sqlite(tx) => within(tx.commit()).await,
+            Self::Sqlite(SqliteTx::Write(turn)) => turn.end("COMMIT").await,
+            Self::Sqlite(SqliteTx::Read(tx)) => within(tx.commit()).await,
             Self::MySql(tx) => within(tx.commit()).await,
             Self::Postgres(tx) => within(tx.commit()).await,
         };
@@ -378,7 +414,8 @@ impl Tx {
     /// Explicitly, at once: MariaDB undoes only the last statement on a lock time-out.
     pub(crate) async fn roll_back(self) -> Result<()> {
         let done = match self {
-            Self::Sqlite(tx) => within(tx.rollback()).await,
+            Self::Sqlite(SqliteTx::Write(turn)) => turn.end("ROLLBACK").await,
+            Self::Sqlite(SqliteTx::Read(tx)) => within(tx.rollback()).await,
             Self::MySql(tx) => within(tx.rollback()).await,
             Self::Postgres(tx) => within(tx.rollback()).await,
         };

@@ -75,7 +75,7 @@ macro_rules! id {
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(&self.0)
+                serializer.serialize_str(itoa::Buffer::new().format(self.0))
             }
         }
 

@@ -8,11 +8,18 @@ use stampede_core::ports::{Accounts, Session};
 use tokio::sync::mpsc;
 
 use crate::commit::describe;
+use crate::people::Known;
+use crate::sessions::Sessions;
 
 const AT_ONCE: usize = 1000;
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
-pub(crate) async fn keep(accounts: Arc<dyn Accounts>, clock: Arc<dyn Clock>, mut touched: mpsc::Receiver<Session>) {
+pub(crate) async fn keep(
+    accounts: Arc<dyn Accounts>,
+    clock: Arc<dyn Clock>,
+    memory: Arc<Sessions<Known>>,
+    mut touched: mpsc::Receiver<Session>,
+) {
     let mut forget = tokio::time::interval(FORGET_EVERY);
     let mut sessions = Vec::new();
     loop {
@@ -25,7 +32,11 @@ pub(crate) async fn keep(accounts: Arc<dyn Accounts>, clock: Arc<dyn Clock>, mut
                 sessions.clear();
                 ("write the expiry of sessions", done)
             }
-            _ = forget.tick() => ("forget what has expired", accounts.forget_expired(clock.now()).await.map(|_| ())),
+            _ = forget.tick() => {
+                let now = clock.now();
+                memory.retain(|session| !session.is_long_over(now));
+                ("forget what has expired", accounts.forget_expired(now).await.map(|_| ()))
+            }
         };
         if let Err(error) = done {
             // Nothing is lost for good: a session in use is written again, what has expired waits for the next round.

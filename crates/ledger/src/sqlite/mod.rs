@@ -1,16 +1,20 @@
 //! Embedded SQLite: WAL, `synchronous=FULL`, one writing connection, a few that read.
 
+mod writer;
+
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use sqlx::Connection as _;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{ConnectOptions as _, SqliteConnection};
 use stampede_core::failpoint;
 
 use crate::db::{PATIENCE, Pool};
 use crate::{OpenError, migrator};
+
+pub(crate) use writer::{Turn, Writer};
 
 const READERS: u32 = 4;
 
@@ -31,25 +35,30 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
         .synchronous(synchronous)
         .busy_timeout(PATIENCE)
         // Pages of an index are changed again and again in a sale: they stay in memory, and go into the file once for many commits.
-        .pragma("cache_size", "-65536")
+        .pragma("cache_size", "-16384")
+        .statement_cache_capacity(200)
+        .pragma("temp_store", "MEMORY")
         .pragma("wal_autocheckpoint", "8192")
         .foreign_keys(true);
-    let pool = || {
-        SqlitePoolOptions::new().acquire_timeout(PATIENCE).test_before_acquire(false).min_connections(1).before_acquire(
-            // A COMMIT that failed for want of room has been undone by SQLite, behind the back of the connection's book-keeping.
-            |connection, _| Box::pin(async move { Ok(!connection.is_in_transaction()) }),
-        )
-    };
     make_private(path)?;
-    let writer = pool().max_connections(1).connect_with(options.clone()).await.map_err(OpenError::Open)?;
     let mut migrations = MIGRATIONS;
     if failpoint::planted("skip-duplicate") {
         migrations[0].1 = SELLING.replace("UNIQUE (sale_id, user_id, live),", "").leak();
     }
-    migrator(&migrations).run(&writer).await.map_err(OpenError::Migrate)?;
-    check_durable(&writer).await?;
-    let readers =
-        pool().max_connections(READERS).connect_with(options.read_only(true)).await.map_err(OpenError::Open)?;
+    let pool =
+        SqlitePoolOptions::new().max_connections(1).connect_with(options.clone()).await.map_err(OpenError::Open)?;
+    migrator(&migrations).run(&pool).await.map_err(OpenError::Migrate)?;
+    pool.close().await;
+    let mut connection = options.connect().await.map_err(OpenError::Open)?;
+    check_durable(&mut connection).await?;
+    let writer = Writer::new(options.clone(), connection);
+    let readers = SqlitePoolOptions::new()
+        .acquire_timeout(PATIENCE)
+        .test_before_acquire(false)
+        .min_connections(1)
+        .max_connections(READERS)
+        .connect_with(options.read_only(true));
+    let readers = readers.await.map_err(OpenError::Open)?;
     Ok(Pool::Sqlite { writer, readers })
 }
 
@@ -63,12 +72,14 @@ fn make_private(path: &Path) -> Result<(), OpenError> {
 }
 
 /// A setting that silently did not take (a file system without WAL, say) would break the promise behind every 201.
-async fn check_durable(writer: &SqlitePool) -> Result<(), OpenError> {
-    let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(writer).await.map_err(OpenError::Open)?;
+async fn check_durable(writer: &mut SqliteConnection) -> Result<(), OpenError> {
+    let mode: String =
+        sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *writer).await.map_err(OpenError::Open)?;
     if mode != "wal" {
         return Err(OpenError::NotDurable(format!("journal_mode is {mode}, not wal")));
     }
-    let synchronous: i64 = sqlx::query_scalar("PRAGMA synchronous").fetch_one(writer).await.map_err(OpenError::Open)?;
+    let synchronous: i64 =
+        sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *writer).await.map_err(OpenError::Open)?;
     if synchronous < 2 && !failpoint::planted("sync-off") {
         return Err(OpenError::NotDurable(format!("synchronous is {synchronous}, not FULL")));
     }

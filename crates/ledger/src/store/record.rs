@@ -1,7 +1,8 @@
 //! Admitted orders into rows.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
+use std::sync::{PoisonError, RwLock};
 
 use serde_json::json;
 use stampede_core::ports::{Admitted, LedgerError, Recorded, Result};
@@ -9,15 +10,37 @@ use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
 use super::settle::{Found, Row, settle};
 use super::{Store, list, unreadable};
-use crate::db::{Dialect, Tx, args, within};
-use crate::errors::failed;
+use crate::db::{Dialect, Pool, SqliteTx, Tx, args, within};
+use crate::errors::{failed, not_begun};
+use crate::sqlite::Writer;
 
-/// SQLite: the batch as a JSON array of `[id, user, seq, at]`. Fewer rows than asked for means that one was in the way.
-const FROM_JSON: &str = "\
-    INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
-    SELECT value ->> 0, ?1, value ->> 1, 1, 'unpaid', ?2, value ->> 2, sale.price_cents, value ->> 3, value ->> 3
-    FROM json_each(?3), sale WHERE sale.id = ?1
-    ON CONFLICT DO NOTHING";
+/// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
+const ROOM: &str = "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total";
+
+/// SQLite: everything up to the commit with one call, because each is a trip to the thread that SQLite lives on. Tells how many rows
+/// went in: none if there was no room for all. If one is in the way, the whole transaction is undone (OR ROLLBACK): so SQLite need not
+/// remember how to undo the statement alone, which costs as much as doing it.
+///
+/// There is one text for every sixteen sizes, so that SQLite can keep them prepared; what is left of the last sixteen is NULL.
+fn sqlite_statement(rows: usize) -> &'static str {
+    static TEXTS: RwLock<BTreeMap<usize, &'static str>> = RwLock::new(BTreeMap::new());
+    if let Some(text) = TEXTS.read().unwrap_or_else(PoisonError::into_inner).get(&rows) {
+        return text;
+    }
+    // Arguments without numbers: SQLite looks those up one by one.
+    let values = vec!["(?,?,?,?)"; rows].join(",");
+    let text = format!(
+        "BEGIN IMMEDIATE;
+        {ROOM};
+        INSERT OR ROLLBACK INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
+        SELECT column1, sale.id, column2, 1, 'unpaid', sale.epoch, column3, sale.price_cents, column4, column4
+        FROM sale, (VALUES {values}) WHERE sale.id = ? AND column1 IS NOT NULL AND changes() = 1;
+        SELECT changes()"
+    );
+    // There are few of them, and they are needed for ever.
+    let mut texts = TEXTS.write().unwrap_or_else(PoisonError::into_inner);
+    texts.entry(rows).or_insert_with(|| text.leak())
+}
 
 /// PostgreSQL: the batch as four arrays. Fewer rows than asked for means that one was in the way.
 const FROM_ARRAYS: &str = "\
@@ -41,22 +64,29 @@ impl Store {
     /// All of them new, and room for all: the usual case. `false` if anything is in the way; then nothing was done.
     async fn record_fast(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
         failpoint::hit("record.begin");
-        let mut tx = self.db.begin().await?;
-        // Locks the sale's row first, as every transaction that changes what is sold does.
-        let room = tx
-            .execute(
-                "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total",
-                args![batch.len() as i64, sale.get(), epoch.0, batch.len() as i64],
-            )
-            .await?;
-        if room == 0 || !insert_all(&mut tx, sale, epoch, batch).await? {
-            tx.roll_back().await?;
-            return Ok(false);
-        }
+        let mut sorted: Vec<&Admitted> = batch.iter().collect();
+        // By id, so that rows go in one beside the other.
+        sorted.sort_unstable_by_key(|item| item.order);
+        let tx = match &self.db {
+            Pool::Sqlite { writer, .. } => insert_sqlite(writer, sale, epoch, &sorted).await?,
+            _ => self.insert_elsewhere(sale, epoch, &sorted).await?,
+        };
+        let Some(tx) = tx else { return Ok(false) };
         failpoint::hit("record.inserted");
         tx.commit().await?;
         failpoint::hit("record.committed");
         Ok(true)
+    }
+
+    async fn insert_elsewhere(&self, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<Option<Tx>> {
+        let mut tx = self.db.begin().await?;
+        let count = sorted.len() as i64;
+        let room = tx.execute(ROOM, args![count, sale.get(), epoch.0, count]).await?;
+        if room > 0 && insert_all(&mut tx, sale, epoch, sorted).await? {
+            return Ok(Some(tx));
+        }
+        tx.roll_back().await?;
+        Ok(None)
     }
 
     async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
@@ -102,15 +132,37 @@ impl Store {
     }
 }
 
-/// Inserts the batch as live orders, sorted by id so that rows go in one beside the other. `false` if one was in the way.
-async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
-    let mut sorted: Vec<&Admitted> = batch.iter().collect();
-    sorted.sort_by_key(|item| item.order);
-    let inserted = match tx {
-        Tx::Sqlite(tx) => {
-            let insert = sqlx::query(FROM_JSON).bind(sale.get()).bind(epoch.0).bind(as_json(&sorted));
-            within(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
+/// The transaction with all of them in it, or nothing.
+async fn insert_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<Option<Tx>> {
+    let mut turn = writer.take().await.map_err(not_begun)?;
+    let count = sorted.len() as i64;
+    let rows = sorted.len().next_multiple_of(16);
+    let mut insert = sqlx::query_scalar(sqlite_statement(rows)).bind(count).bind(sale.get()).bind(epoch.0).bind(count);
+    for item in sorted {
+        insert = insert.bind(item.order.get()).bind(item.user.get()).bind(item.seq).bind(item.at.ms());
+    }
+    for _ in 0..4 * (rows - sorted.len()) {
+        insert = insert.bind(None::<i64>);
+    }
+    insert = insert.bind(sale.get());
+    let inserted: sqlx::Result<i64> = within(async { insert.fetch_one(turn.connection()?).await }).await;
+    match inserted {
+        Ok(inserted) if inserted == count => Ok(Some(Tx::Sqlite(SqliteTx::Write(turn)))),
+        Ok(_) => turn.end("ROLLBACK").await.map(|()| None).map_err(failed),
+        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
+            // Undone by SQLite itself.
+            turn.done();
+            Ok(None)
         }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Inserts the batch as live orders. `false` if one was in the way.
+async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
+    let inserted = match tx {
+        // It has a fast way of its own; the slow one is right for everybody.
+        Tx::Sqlite(_) => return Ok(false),
         Tx::Postgres(tx) => {
             let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
             let insert = sqlx::query(FROM_ARRAYS)
@@ -123,7 +175,7 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, batch: &[Admitted])
             within(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
         }
         Tx::MySql(tx) => {
-            let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(&sorted, sale, epoch)));
+            let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(sorted, sale, epoch)));
             match within(insert.execute(&mut **tx)).await {
                 Ok(done) => done.rows_affected(),
                 // A plain insert fails as a whole if one row is in the way.
@@ -132,23 +184,10 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, batch: &[Admitted])
             }
         }
     };
-    Ok(inserted == batch.len() as u64)
+    Ok(inserted == sorted.len() as u64)
 }
 
-/// `[[id,user,seq,at],…]`
-fn as_json(sorted: &[&Admitted]) -> String {
-    let mut text = String::with_capacity(sorted.len() * 64 + 2);
-    text.push('[');
-    for item in sorted {
-        let comma = if text.len() > 1 { "," } else { "" };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{comma}[{},{},{},{}]", item.order, item.user, item.seq, item.at.ms());
-    }
-    text.push(']');
-    text
-}
-
-/// MySQL has neither: one insert of many rows, numbers only. The sale's row is locked, so its price may be read in the middle.
+/// MySQL: one insert of many rows, numbers only. The sale's row is locked, so its price may be read in the middle.
 fn as_values(sorted: &[&Admitted], sale: SaleId, epoch: Epoch) -> String {
     let mut text = String::with_capacity(sorted.len() * 100 + 300);
     text.push_str(

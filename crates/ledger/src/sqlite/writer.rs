@@ -1,0 +1,82 @@
+//! The one connection that writes. It is ours, not a pool's: no checks on the way in and out, and a transaction that is not ended
+//! well takes its connection with it, so that nothing of it can stay behind.
+
+use std::fmt;
+use std::sync::Arc;
+
+use sqlx::sqlite::SqliteConnectOptions;
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqliteConnection};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::db::{PATIENCE, within};
+
+#[derive(Clone)]
+pub(crate) struct Writer {
+    options: SqliteConnectOptions,
+    /// `None` after a failure, until the next one needs it.
+    place: Arc<Mutex<Option<SqliteConnection>>>,
+}
+
+/// The connection, for as long as one transaction takes.
+pub(crate) struct Turn {
+    place: OwnedMutexGuard<Option<SqliteConnection>>,
+    /// Not ended well so far.
+    doubtful: bool,
+}
+
+impl Writer {
+    pub(crate) fn new(options: SqliteConnectOptions, connection: SqliteConnection) -> Self {
+        Self { options, place: Arc::new(Mutex::new(Some(connection))) }
+    }
+
+    /// Waits for the connection, and makes it anew if need be.
+    pub(crate) async fn take(&self) -> sqlx::Result<Turn> {
+        let waiting = tokio::time::timeout(PATIENCE, self.place.clone().lock_owned());
+        let mut place = waiting.await.map_err(|_| sqlx::Error::PoolTimedOut)?;
+        if place.is_none() {
+            *place = Some(within(self.options.connect()).await?);
+        }
+        Ok(Turn { place, doubtful: true })
+    }
+
+    /// Lets go of the connection; what is in the log goes into the database file.
+    pub(crate) async fn close(&self) {
+        if let Some(connection) = self.place.lock().await.take()
+            && let Err(error) = connection.close().await
+        {
+            tracing::warn!(%error, "the database was not closed well");
+        }
+    }
+}
+
+impl Turn {
+    pub(crate) fn connection(&mut self) -> sqlx::Result<&mut SqliteConnection> {
+        self.place.as_mut().ok_or(sqlx::Error::WorkerCrashed)
+    }
+
+    /// Ends the transaction with this statement. If that fails, the connection goes, and what was not committed with it.
+    pub(crate) async fn end(mut self, with: &'static str) -> sqlx::Result<()> {
+        within(self.connection()?.execute(with)).await?;
+        self.done();
+        Ok(())
+    }
+
+    /// Nothing is left open on the connection.
+    pub(crate) fn done(mut self) {
+        self.doubtful = false;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.doubtful {
+            *self.place = None;
+        }
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Writer")
+    }
+}
