@@ -157,10 +157,23 @@ macro_rules! at_each_failpoint {
 
             #[test]
             fn no_failpoint_is_left_out() {
-                assert_eq!(failpoint::ALL, [$($place),*]);
+                // SQLite's transaction is one call: between its insert and its commit there is no place of ours.
+                let passed = |place: &&str| $kind != Kind::Sqlite || *place != "record.inserted";
+                let all: Vec<&str> = failpoint::ALL.into_iter().filter(passed).collect();
+                assert_eq!(all, [$($place),*]);
             }
         }
     };
+}
+
+at_each_failpoint! { sqlite, Kind::Sqlite;
+    aborted_after_admission = "buy.admitted",
+    aborted_before_the_transaction = "record.begin",
+    aborted_after_the_commit = "record.committed",
+    aborted_before_the_answer = "buy.answer"
+}
+
+macro_rules! at_all_five {
     ($($module:ident = $kind:expr),*) => {
         $(at_each_failpoint! { $module, $kind;
             aborted_after_admission = "buy.admitted",
@@ -172,4 +185,4 @@ macro_rules! at_each_failpoint {
     };
 }
 
-at_each_failpoint! { sqlite = Kind::Sqlite, mariadb = Kind::MariaDb, postgres = Kind::Postgres }
+at_all_five! { mariadb = Kind::MariaDb, postgres = Kind::Postgres }

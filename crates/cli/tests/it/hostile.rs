@@ -50,7 +50,9 @@ fn request(method: &str, path: &str, token: &str, kind: &str, body: &[u8]) -> Re
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_route_refuses_nonsense() {
     let folder = folder();
-    let shop = Shop::open(&folder);
+    let mut command = command(&folder);
+    command.env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+    let shop = Shop::run(command);
     let sale = shop.put_up(5).await;
     let buyer = shop.log_in(0, 1).await.remove(0);
     let mut client = shop.client().await;

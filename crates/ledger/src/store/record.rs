@@ -10,19 +10,19 @@ use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
 use super::settle::{Found, Row, settle};
 use super::{Store, list, unreadable};
-use crate::db::{Dialect, Pool, SqliteTx, Tx, args, within};
-use crate::errors::{failed, not_begun};
+use crate::db::{Dialect, Pool, Tx, args, within};
+use crate::errors::{failed, not_begun, perhaps};
 use crate::sqlite::Writer;
 
 /// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
 const ROOM: &str = "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total";
 
-/// SQLite: everything up to the commit with one call, because each is a trip to the thread that SQLite lives on. Tells how many rows
-/// went in: none if there was no room for all. If one is in the way, the whole transaction is undone (OR ROLLBACK): so SQLite need not
-/// remember how to undo the statement alone, which costs as much as doing it.
+/// SQLite: the whole transaction with one call, because each is a trip to the thread that SQLite lives on. Tells how many rows went in:
+/// none if there was no room for all, and then nothing was changed. If one is in the way, the transaction is undone and ends in an
+/// error (OR ROLLBACK): so SQLite need not remember how to undo the statement alone, which costs as much as doing it.
 ///
 /// There is one text for every sixteen sizes, so that SQLite can keep them prepared; what is left of the last sixteen is NULL.
-fn sqlite_statement(rows: usize) -> &'static str {
+fn sqlite_script(rows: usize) -> &'static str {
     static TEXTS: RwLock<BTreeMap<usize, &'static str>> = RwLock::new(BTreeMap::new());
     if let Some(text) = TEXTS.read().unwrap_or_else(PoisonError::into_inner).get(&rows) {
         return text;
@@ -35,7 +35,8 @@ fn sqlite_statement(rows: usize) -> &'static str {
         INSERT OR ROLLBACK INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
         SELECT column1, sale.id, column2, 1, 'unpaid', sale.epoch, column3, sale.price_cents, column4, column4
         FROM sale, (VALUES {values}) WHERE sale.id = ? AND column1 IS NOT NULL AND changes() = 1;
-        SELECT changes()"
+        SELECT changes();
+        COMMIT"
     );
     // There are few of them, and they are needed for ever.
     let mut texts = TEXTS.write().unwrap_or_else(PoisonError::into_inner);
@@ -67,26 +68,26 @@ impl Store {
         let mut sorted: Vec<&Admitted> = batch.iter().collect();
         // By id, so that rows go in one beside the other.
         sorted.sort_unstable_by_key(|item| item.order);
-        let tx = match &self.db {
-            Pool::Sqlite { writer, .. } => insert_sqlite(writer, sale, epoch, &sorted).await?,
-            _ => self.insert_elsewhere(sale, epoch, &sorted).await?,
+        let done = match &self.db {
+            Pool::Sqlite { writer, .. } => record_sqlite(writer, sale, epoch, &sorted).await?,
+            _ => self.record_on_server(sale, epoch, &sorted).await?,
         };
-        let Some(tx) = tx else { return Ok(false) };
-        failpoint::hit("record.inserted");
-        tx.commit().await?;
         failpoint::hit("record.committed");
-        Ok(true)
+        Ok(done)
     }
 
-    async fn insert_elsewhere(&self, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<Option<Tx>> {
+    async fn record_on_server(&self, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
         let mut tx = self.db.begin().await?;
         let count = sorted.len() as i64;
         let room = tx.execute(ROOM, args![count, sale.get(), epoch.0, count]).await?;
-        if room > 0 && insert_all(&mut tx, sale, epoch, sorted).await? {
-            return Ok(Some(tx));
+        let all_in = room > 0 && insert_all(&mut tx, sale, epoch, sorted).await?;
+        if all_in {
+            failpoint::hit("record.inserted");
+            tx.commit().await?;
+        } else {
+            tx.roll_back().await?;
         }
-        tx.roll_back().await?;
-        Ok(None)
+        Ok(all_in)
     }
 
     async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
@@ -132,29 +133,33 @@ impl Store {
     }
 }
 
-/// The transaction with all of them in it, or nothing.
-async fn insert_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<Option<Tx>> {
+/// `false` if anything was in the way; then nothing was done.
+async fn record_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
     let mut turn = writer.take().await.map_err(not_begun)?;
     let count = sorted.len() as i64;
     let rows = sorted.len().next_multiple_of(16);
-    let mut insert = sqlx::query_scalar(sqlite_statement(rows)).bind(count).bind(sale.get()).bind(epoch.0).bind(count);
+    let mut script = sqlx::query_scalar(sqlite_script(rows)).bind(count).bind(sale.get()).bind(epoch.0).bind(count);
     for item in sorted {
-        insert = insert.bind(item.order.get()).bind(item.user.get()).bind(item.seq).bind(item.at.ms());
+        script = script.bind(item.order.get()).bind(item.user.get()).bind(item.seq).bind(item.at.ms());
     }
     for _ in 0..4 * (rows - sorted.len()) {
-        insert = insert.bind(None::<i64>);
+        script = script.bind(None::<i64>);
     }
-    insert = insert.bind(sale.get());
-    let inserted: sqlx::Result<i64> = within(async { insert.fetch_one(turn.connection()?).await }).await;
+    let script = script.bind(sale.get());
+    // All of its rows, which is one: what comes after it must be carried out, too.
+    let inserted: sqlx::Result<Vec<i64>> = within(async { script.fetch_all(turn.connection()?).await }).await;
     match inserted {
-        Ok(inserted) if inserted == count => Ok(Some(Tx::Sqlite(SqliteTx::Write(turn)))),
-        Ok(_) => turn.end("ROLLBACK").await.map(|()| None).map_err(failed),
+        Ok(inserted) => {
+            turn.done();
+            Ok(inserted == [count])
+        }
         Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
             // Undone by SQLite itself.
             turn.done();
-            Ok(None)
+            Ok(false)
         }
-        Err(error) => Err(failed(error)),
+        // The connection goes, and with it what was not committed. Whether it was, the next try will find out.
+        Err(error) => Err(perhaps(error)),
     }
 }
 
