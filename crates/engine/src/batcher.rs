@@ -165,6 +165,8 @@ where
         // Whoever has not been answered hears `Unanswered` now.
         replies.clear();
         requests.clear();
+        // Whoever is ready to run now runs first: what they hand in is waiting now, too.
+        tokio::task::yield_now().await;
     }
 }
 
