@@ -6,7 +6,7 @@ MINUTES ?= 10
 # What the tests build: everything, with failpoints, in one profile.
 TESTED = --workspace --features stampede-cli/failpoints
 
-.PHONY: help run test lint soak chaos deps
+.PHONY: help run test lint soak chaos bench deps
 
 help:
 	@echo "make run              build and serve the tier solo with demo data on http://127.0.0.1:8080/"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint             format, lints and documentation alone"
 	@echo "make soak             all tests with their full counts, release build (up to an hour)"
 	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed"
+	@echo "make bench            measure and prove the tier solo; the report goes to target/bench"
 	@echo "make deps             licences and sources of all dependencies (installs cargo-deny)"
 
 run:
@@ -35,6 +36,9 @@ soak:
 chaos:
 	scripts/install-test-tools
 	CARGO_PROFILE_RELEASE_LTO=off CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
+
+bench:
+	$(CARGO) run --release --locked -p stampede-cli -- bench --tier solo --report target/bench
 
 deps:
 	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny
