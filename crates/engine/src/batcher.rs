@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 /// Carries a batch out.
@@ -25,6 +25,12 @@ pub trait Backend<Req>: Send + Sync + 'static {
 
     /// One answer for each request, in their order.
     fn call(&self, batch: &[Req]) -> impl Future<Output = Vec<Self::Answer>> + Send;
+
+    /// For a backend that does one call at a time: waits until it is free. With two tasks (`in_flight`) the next call then begins
+    /// while the answers of the last are handed out, and takes what has come in until that moment.
+    fn turn(&self) -> impl Future<Output = Option<OwnedMutexGuard<()>>> + Send {
+        async { None }
+    }
 }
 
 impl<Req: Sync, B: Backend<Req>> Backend<Req> for Arc<B> {
@@ -32,6 +38,10 @@ impl<Req: Sync, B: Backend<Req>> Backend<Req> for Arc<B> {
 
     fn call(&self, batch: &[Req]) -> impl Future<Output = Vec<B::Answer>> + Send {
         B::call(self, batch)
+    }
+
+    fn turn(&self) -> impl Future<Output = Option<OwnedMutexGuard<()>>> + Send {
+        B::turn(self)
     }
 }
 
@@ -138,8 +148,20 @@ where
     let mut items = Vec::with_capacity(options.max_batch.min(1024));
     let mut requests = Vec::new();
     let mut replies = Vec::new();
-    // All that is waiting now; zero only once the queue is closed and empty.
-    while waiting.lock().await.recv_many(&mut items, options.max_batch).await > 0 {
+    loop {
+        let mut queue = waiting.lock().await;
+        // Zero only once the queue is closed and empty.
+        if queue.recv_many(&mut items, options.max_batch).await == 0 {
+            break;
+        }
+        let turn = backend.turn().await;
+        // All that is waiting now.
+        while items.len() < options.max_batch
+            && let Ok(item) = queue.try_recv()
+        {
+            items.push(item);
+        }
+        drop(queue);
         for Item { request, reply, _place } in items.drain(..) {
             if options.abandoned == Abandoned::Keep || !reply.is_closed() {
                 requests.push(request);
@@ -150,7 +172,9 @@ where
             continue;
         }
         let call = AssertUnwindSafe(async { backend.call(&requests).await }).catch_unwind();
-        match call.await {
+        let called = call.await;
+        drop(turn);
+        match called {
             Ok(answers) if answers.len() == replies.len() => {
                 for ((reply, _place), answer) in replies.drain(..).zip(answers) {
                     // A caller that has gone does not want its answer.
@@ -165,8 +189,6 @@ where
         // Whoever has not been answered hears `Unanswered` now.
         replies.clear();
         requests.clear();
-        // Whoever is ready to run now runs first: what they hand in is waiting now, too.
-        tokio::task::yield_now().await;
     }
 }
 

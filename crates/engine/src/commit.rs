@@ -16,6 +16,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 use stampede_core::ports::{Admitted, Ledger, LedgerError, Recorded};
 use stampede_core::{Epoch, SaleId, failpoint};
 use stampede_gate::MemoryGate;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::batcher::Backend;
 
@@ -46,7 +47,7 @@ pub struct Commit {
     ledger: Arc<dyn Ledger>,
     gate: Arc<MemoryGate>,
     /// Held while orders of the sale are recorded, or the sale is read anew: never both.
-    recording: tokio::sync::Mutex<()>,
+    recording: Arc<tokio::sync::Mutex<()>>,
     reloaded: Mutex<Option<Instant>>,
     batch_size: Histogram,
     batch_seconds: Histogram,
@@ -59,7 +60,7 @@ impl Commit {
             sale,
             ledger,
             gate,
-            recording: tokio::sync::Mutex::new(()),
+            recording: Arc::default(),
             reloaded: Mutex::new(None),
             batch_size: histogram!("stampede_commit_batch_size"),
             batch_seconds: histogram!("stampede_commit_seconds"),
@@ -167,9 +168,13 @@ impl Commit {
 impl Backend<Pending> for Commit {
     type Answer = Settled;
 
+    async fn turn(&self) -> Option<OwnedMutexGuard<()>> {
+        Some(self.recording.clone().lock_owned().await)
+    }
+
+    /// In its turn alone: nothing else of the sale is recorded or read anew meanwhile.
     async fn call(&self, batch: &[Pending]) -> Vec<Settled> {
         let started = Instant::now();
-        let _held = self.recording.lock().await;
         if failpoint::planted("answer-early") {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

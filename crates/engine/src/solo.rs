@@ -189,7 +189,7 @@ impl Solo {
         let desk = desks.entry(sale).or_insert_with(|| {
             let commit = Arc::new(Commit::new(sale, self.ledger.clone(), self.gate.clone()));
             let SoloConfig { max_batch, queue_per_sale: queue, .. } = self.config;
-            let options = Options { max_batch, queue, in_flight: 1, abandoned: Abandoned::Keep };
+            let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Keep };
             let batch = Batcher::new(commit.clone(), options, self.places.clone());
             Desk { commit, batch }
         });
