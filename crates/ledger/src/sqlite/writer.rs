@@ -12,7 +12,7 @@ use crate::db::{PATIENCE, within};
 
 #[derive(Clone)]
 pub(crate) struct Writer {
-    options: SqliteConnectOptions,
+    options: Arc<SqliteConnectOptions>,
     /// `None` after a failure, until the next one needs it.
     place: Arc<Mutex<Option<SqliteConnection>>>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Turn {
 
 impl Writer {
     pub(crate) fn new(options: SqliteConnectOptions, connection: SqliteConnection) -> Self {
-        Self { options, place: Arc::new(Mutex::new(Some(connection))) }
+        Self { options: Arc::new(options), place: Arc::new(Mutex::new(Some(connection))) }
     }
 
     /// Waits for the connection, and makes it anew if need be.
