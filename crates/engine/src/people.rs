@@ -64,6 +64,8 @@ pub(crate) struct Known {
     written_ms: AtomicI64,
     /// When the ledger last said that it exists.
     checked_ms: AtomicI64,
+    /// For good, whatever any clock says.
+    ended: bool,
 }
 
 impl Known {
@@ -111,6 +113,7 @@ impl People {
             expires_at_ms: AtomicI64::new(expires_at_ms),
             written_ms: AtomicI64::new(expires_at_ms),
             checked_ms: AtomicI64::new(now.ms()),
+            ended: false,
         });
         // Not over what is there: it may have ended since it was read.
         self.sessions.get_or_put(session.id, known)
@@ -128,7 +131,7 @@ impl People {
     /// What stays is that it has ended, so that a request that has just read it from the ledger cannot bring it back.
     fn forget(&self, id: SessionId, user: UserId) {
         let now = || AtomicI64::new(self.clock.now().ms());
-        let ended = Known { user, expires_at_ms: now(), written_ms: now(), checked_ms: AtomicI64::new(i64::MAX / 2) };
+        let ended = Known { user, expires_at_ms: now(), written_ms: now(), checked_ms: now(), ended: true };
         self.sessions.put(id, Arc::new(ended));
     }
 
@@ -219,6 +222,9 @@ impl Engine {
                 None => return Err(refused),
             },
         };
+        if known.ended || known.user != user {
+            return Err(refused);
+        }
         let checked_ms = known.checked_ms.load(Ordering::Relaxed);
         if self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS {
             if people.accounts.session(id, now).await?.is_none() {
@@ -227,7 +233,7 @@ impl Engine {
             }
             known.checked_ms.store(now.ms(), Ordering::Relaxed);
         }
-        if known.user != user || known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
+        if known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
             return Err(refused);
         }
         people.slide(id, &known, now);
@@ -243,12 +249,20 @@ impl Engine {
     /// Ends the user's own session, at once.
     pub async fn end_session(&self, user: UserId, id: SessionId) -> Result<(), Error> {
         // The ledger first: a session forgotten here alone would come back from there.
-        let ended = self.people.accounts.end_session(user, id).await?;
-        if !ended {
-            return Err(Error::Plain(Code::NoSuchSession));
+        let ended = self.people.accounts.end_session(user, id).await;
+        // It is gone there, or perhaps gone: so it must not live on here. Whoever has it after all must show that by the ledger.
+        match ended {
+            Ok(ended) => {
+                if ended || self.people.sessions.get(id).is_some_and(|known| known.user == user) {
+                    self.people.forget(id, user);
+                }
+                if ended { Ok(()) } else { Err(Error::Plain(Code::NoSuchSession)) }
+            }
+            Err(error) => {
+                self.people.forget_all();
+                Err(error.into())
+            }
         }
-        self.people.forget(id, user);
-        Ok(())
     }
 
     /// The user's sessions, newest first.

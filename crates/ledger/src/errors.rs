@@ -85,8 +85,9 @@ fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
     match code.parse::<u32>().map(|code| code & 0xff) {
         // Busy, locked.
         Ok(5 | 6) => Meaning::Conflict,
-        // Read-only, I/O error, disk full, cannot open.
-        Ok(8 | 10 | 13 | 14) => Meaning::Outage,
+        // Permission, memory, read-only, interrupted, I/O error, corrupt, disk full, cannot open, locking protocol, not a database:
+        // none of it is an order's fault.
+        Ok(3 | 7 | 8 | 9 | 10 | 11 | 13 | 14 | 15 | 26) => Meaning::Outage,
         _ => Meaning::Poison,
     }
 }

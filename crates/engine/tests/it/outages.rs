@@ -8,7 +8,7 @@ use stampede_core::*;
 use stampede_engine::{Bought, Config, Error};
 
 use crate::faulty::{Cut, Faults, Faulty};
-use crate::tier::{CONFIG, Tier, tier, user};
+use crate::tier::{CONFIG, Tier, tier, tier_by, user};
 
 async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
@@ -187,6 +187,33 @@ async fn a_session_ends_at_once_and_expires_by_itself() {
     }
     tokio::time::sleep(Duration::from_millis(3500)).await;
     refused(engine.authenticate(&session.token).await.unwrap_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ended_session_stays_ended_whatever_the_clock_says() {
+    let now = SystemClock.now();
+    let clock = Arc::new(clock::ManualClock::at(now));
+    let tier = tier_by(clock.clone(), CONFIG, 1, |inner| inner).await;
+    let engine = &tier.engine;
+    let phone = Phone::parse("13800138000").unwrap();
+    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
+    let session = engine.log_in(phone.clone(), &code).await.unwrap();
+    engine.authenticate(&session.token).await.unwrap();
+    clock.set(now.plus(Duration::from_secs(10)));
+    engine.log_out(&session.token).await.unwrap();
+    for moment in [now.plus(Duration::from_secs(10)), now, now.minus(Duration::from_secs(3600))] {
+        clock.set(moment);
+        let refused = engine.authenticate(&session.token).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthorized, "at {moment}");
+    }
+    // Ended behind our back: who logs out is told so, and is out here, too.
+    clock.set(now.plus(Duration::from_secs(20)));
+    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
+    let session = engine.log_in(phone, &code).await.unwrap();
+    let id = engine.session_of(&session.token).unwrap();
+    assert!(tier.stores.accounts.end_session(session.user.id, id).await.unwrap());
+    assert_eq!(engine.log_out(&session.token).await.unwrap_err().code(), Code::NoSuchSession);
+    assert_eq!(engine.authenticate(&session.token).await.unwrap_err().code(), Code::Unauthorized);
 }
 
 /// A store that is closed answers every call with an error; junk is refused all the same, so it never asks one.

@@ -46,11 +46,21 @@ pub struct Tier {
 
 /// A sale of `stock` in an engine whose ledger is what `wrap` makes of the real one.
 pub async fn tier(config: Config, stock: u32, wrap: impl FnOnce(Arc<dyn Ledger>) -> Arc<dyn Ledger>) -> Tier {
+    tier_by(Arc::new(SystemClock), config, stock, wrap).await
+}
+
+/// The same, by another clock.
+pub async fn tier_by(
+    clock: Arc<dyn Clock>,
+    config: Config,
+    stock: u32,
+    wrap: impl FnOnce(Arc<dyn Ledger>) -> Arc<dyn Ledger>,
+) -> Tier {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let url = format!("sqlite:{}", folder.path().join("ledger.db").display());
     let stores = open(&Database::parse(&url).unwrap()).await.unwrap();
     let wrapped = Stores { ledger: wrap(stores.ledger.clone()), ..stores.clone() };
-    let engine = Engine::start(config, wrapped, Arc::new(SystemClock), Some(Arc::new(Nowhere))).await.unwrap();
+    let engine = Engine::start(config, wrapped, clock, Some(Arc::new(Nowhere))).await.unwrap();
     let new = NewShop { type_id: ShopTypeId::new(1).unwrap(), name: "s".into(), address: String::new() };
     let shop = engine.create_shop(new).await.unwrap();
     let voucher = NewVoucher {

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqliteConnection};
@@ -15,6 +16,7 @@ pub(crate) struct Writer {
     options: Arc<SqliteConnectOptions>,
     /// `None` after a failure, until the next one needs it.
     place: Arc<Mutex<Option<SqliteConnection>>>,
+    closed: Arc<AtomicBool>,
 }
 
 /// The connection, for as long as one transaction takes.
@@ -26,13 +28,18 @@ pub(crate) struct Turn {
 
 impl Writer {
     pub(crate) fn new(options: SqliteConnectOptions, connection: SqliteConnection) -> Self {
-        Self { options: Arc::new(options), place: Arc::new(Mutex::new(Some(connection))) }
+        // It is there: if it is not when we connect again, somebody has moved it, and an empty one in its place would be worse.
+        let options = Arc::new(options.create_if_missing(false));
+        Self { options, place: Arc::new(Mutex::new(Some(connection))), closed: Arc::default() }
     }
 
     /// Waits for the connection, and makes it anew if need be.
     pub(crate) async fn take(&self) -> sqlx::Result<Turn> {
         let waiting = tokio::time::timeout(PATIENCE, self.place.clone().lock_owned());
         let mut place = waiting.await.map_err(|_| sqlx::Error::PoolTimedOut)?;
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(sqlx::Error::PoolClosed);
+        }
         if place.is_none() {
             *place = Some(within(self.options.connect()).await?);
         }
@@ -41,6 +48,7 @@ impl Writer {
 
     /// Lets go of the connection; what is in the log goes into the database file.
     pub(crate) async fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
         if let Some(connection) = self.place.lock().await.take()
             && let Err(error) = connection.close().await
         {
@@ -56,7 +64,9 @@ impl Turn {
 
     /// Ends the transaction with this statement. If that fails, the connection goes, and what was not committed with it.
     pub(crate) async fn end(mut self, with: &'static str) -> sqlx::Result<()> {
-        within(self.connection()?.execute(with)).await?;
+        within(async { self.connection()?.execute(with).await }).await?;
+        // A thread that died in the middle shows as an end without an error; one that answers has done it.
+        within(async { self.connection()?.ping().await }).await?;
         self.done();
         Ok(())
     }

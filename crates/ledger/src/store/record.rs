@@ -35,8 +35,8 @@ fn sqlite_script(rows: usize) -> &'static str {
         INSERT OR ROLLBACK INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
         SELECT column1, sale.id, column2, 1, 'unpaid', sale.epoch, column3, sale.price_cents, column4, column4
         FROM sale, (VALUES {values}) WHERE sale.id = ? AND column1 IS NOT NULL AND changes() = 1;
-        SELECT changes();
-        COMMIT"
+        COMMIT;
+        SELECT changes()"
     );
     // There are few of them, and they are needed for ever.
     let mut texts = TEXTS.write().unwrap_or_else(PoisonError::into_inner);
@@ -146,13 +146,14 @@ async fn record_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&A
         script = script.bind(None::<i64>);
     }
     let script = script.bind(sale.get());
-    // All of its rows, which is one: what comes after it must be carried out, too.
-    let inserted: sqlx::Result<Vec<i64>> = within(async { script.fetch_all(turn.connection()?).await }).await;
+    // Its one row comes after the commit, and so is proof of it: a thread that died shows as no row at all.
+    let inserted: sqlx::Result<Option<i64>> = within(async { script.fetch_optional(turn.connection()?).await }).await;
     match inserted {
-        Ok(inserted) => {
+        Ok(Some(inserted)) => {
             turn.done();
-            Ok(inserted == [count])
+            Ok(inserted == count)
         }
+        Ok(None) => Err(perhaps(sqlx::Error::WorkerCrashed)),
         Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
             // Undone by SQLite itself.
             turn.done();
