@@ -73,6 +73,15 @@ fn the_report_has_what_it_promises() {
     assert_eq!(report["orders"]["other"], json!(0), "everybody got one");
 }
 
+/// Under 256 connections batches grow by themselves: the median is above 16.
+#[test]
+fn batches_grow_with_the_crowd() {
+    let mut command = stampede(&["bench", "--json", "--buyers", "4096", "--connections", "256"]);
+    command.args(["--seconds", if count(1, 0) == 1 { "5" } else { "1" }]);
+    let batch = passes(command)["batch"].clone();
+    assert!(batch["p50"].as_f64().unwrap() > 16.0, "{batch}");
+}
+
 #[test]
 fn no_violation_whatever_the_seed() {
     for seed in 0..count(50, 3) {

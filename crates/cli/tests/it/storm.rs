@@ -6,7 +6,7 @@ use stampede_testkit::{Client, count};
 use tokio::sync::Barrier;
 
 use crate::history::{Heard, History};
-use crate::shop::{Kind, Place, Shop, command, folder, ledger};
+use crate::shop::{Kind, Place, Shop, ledger};
 
 /// Many more people than stock, each tries many times, all at once: exactly the stock, one each.
 async fn exactly_the_stock_and_one_each(kind: Kind) {
@@ -94,45 +94,3 @@ macro_rules! on_each_database {
 }
 
 on_each_database! { sqlite = Kind::Sqlite, mariadb = Kind::MariaDb, postgres = Kind::Postgres }
-
-/// Under 256 connections batches grow by themselves: the median is above 16.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn batches_grow_with_the_crowd() {
-    const CONNECTIONS: usize = 256;
-    let rounds = count(16, 6) as usize;
-    let folder = folder();
-    let mut command = command(&folder);
-    if count(1, 0) == 0 {
-        // The full counts are for the real disk; here one that is neither very fast nor very slow stands in for it.
-        command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:10");
-    }
-    let shop = Shop::run(command);
-    let people = CONNECTIONS * rounds;
-    let sale = shop.put_up(people as u32).await;
-    let buyers = shop.log_in(0, people as u64).await;
-    let bucket = "stampede_commit_batch_size_bucket{le=\"16\"}";
-    let (small_before, all_before) = (shop.metric(bucket).await, shop.metric("stampede_commit_batch_size_count").await);
-    let start = Arc::new(Barrier::new(CONNECTIONS));
-    let crowd: Vec<_> = buyers
-        .chunks(rounds)
-        .map(|mine| {
-            let (mine, start, address) = (mine.to_vec(), start.clone(), shop.address);
-            tokio::spawn(async move {
-                let history = History::default();
-                let mut client = Client::connect(address).await.unwrap();
-                start.wait().await;
-                for buyer in &mine {
-                    let heard = history.buy(&mut client, sale, buyer).await;
-                    assert!(matches!(heard, Heard::Order(_, 201)), "{heard:?}");
-                }
-            })
-        })
-        .collect();
-    for one in crowd {
-        one.await.unwrap();
-    }
-    let small = shop.metric(bucket).await - small_before;
-    let all = shop.metric("stampede_commit_batch_size_count").await - all_before;
-    eprintln!("{people} orders in {all} batches, {small} of them of 16 or fewer");
-    assert!(small * 2.0 < all, "{small} of {all} batches have 16 orders or fewer");
-}
