@@ -24,7 +24,8 @@ pub struct Check {
     #[command(flatten)]
     flags: Flags,
 
-    /// The administrators' address of the running system, such as http://127.0.0.1:8080; without it the system is taken for stopped
+    /// The administrators' address of the running system, such as http://127.0.0.1:8080; without it the system is taken for
+    /// stopped. Its ledger is read through its routes, or, with --database, --data-dir or --config, from the database itself
     #[arg(long, value_name = "URL")]
     target: Option<String>,
 
@@ -92,7 +93,14 @@ impl Check {
             Some(target) => {
                 let admin = address_of(target)?;
                 let token = self.admin_token.clone().context("--target needs --admin-token or STAMPEDE_ADMIN_TOKEN")?;
-                let system = System { addresses: vec![admin], admin, token, nodes: Vec::new(), ledger: None };
+                let ledger = match self.flags.names_database() {
+                    true => {
+                        let database = Settings::load(&self.flags, &ServeFlags::default())?.database()?;
+                        Some(stampede_ledger::open(&database).await.with_context(|| database.to_string())?.ledger)
+                    }
+                    false => None,
+                };
+                let system = System { addresses: vec![admin], admin, token, nodes: Vec::new(), ledger };
                 let sales = self.chosen(system.sales().await?, history.as_deref());
                 let deadline = Instant::now() + PERSISTS;
                 loop {
@@ -127,7 +135,7 @@ async fn stopped(ledger: &dyn Ledger, sales: &[SaleId]) -> anyhow::Result<Vec<Ev
     let mut evidence = Vec::new();
     for &sale in sales {
         let ledger = ledger.inspect(sale).await?.with_context(|| format!("there is no sale {sale}"))?;
-        evidence.push(Evidence { ledger, gate: None, waiting: None });
+        evidence.push(Evidence { ledger, from_database: true, gate: None, waiting: None });
     }
     Ok(evidence)
 }

@@ -32,6 +32,13 @@ pub struct Flags {
     data_dir: Option<PathBuf>,
 }
 
+impl Flags {
+    /// Was a database named, by whatever flag?
+    pub fn names_database(&self) -> bool {
+        self.config.is_some() || self.database.is_some() || self.data_dir.is_some()
+    }
+}
+
 /// Flags that only a server has.
 #[derive(Debug, Default, Args)]
 pub struct ServeFlags {

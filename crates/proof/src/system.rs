@@ -238,7 +238,7 @@ impl System {
             Some(ledger) => ledger.inspect(sale).await?.ok_or(SystemError::NoSale(sale))?,
             None => self.inspect(sale).await?,
         };
-        Ok(Evidence { ledger, gate: Some(gate), waiting: Some(waiting) })
+        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gate: Some(gate), waiting: Some(waiting) })
     }
 
     /// The ledger's side through the administrator's routes. Of several moments, so only at rest.

@@ -275,6 +275,18 @@ async fn a_live_system_is_checked_through_its_own_routes() {
     assert_eq!(failed(&output), [0; 0]);
     let gate = told(&output)["checks"][1].clone();
     assert_eq!((&gate["invariant"], &gate["result"]), (&json!(1), &json!("passed")), "the gate was asked");
+    let not_checkable = |output: &Output| {
+        let checks = told(output)["checks"].as_array().unwrap().clone();
+        checks.iter().filter(|check| check["result"] == "not_checkable").count()
+    };
+    assert_eq!(not_checkable(&output), 5, "the ledger's own sums and what is left over, and what needs a history");
+    let data = place.path().display().to_string();
+    let output = run(with_target(&["check", "--json", "--data-dir", &data])).await.unwrap();
+    assert_eq!(
+        (failed(&output), not_checkable(&output)),
+        (Vec::new(), 3),
+        "with the database only a history is missing"
+    );
     // Without the setting there are neither no-op nor test sessions.
     let plain = Shop::open(&folder());
     let target = format!("http://{}", plain.address);
