@@ -1,7 +1,41 @@
 //! Locks that stand on their own and know nothing of what they guard.
 //!
-//! - [`keyed`]: an asynchronous mutex per key inside one process
+//! Inside one process:
+//!
+//! - [`keyed`]: an asynchronous mutex per key
+//!
+//! On Redis, for many processes ([`Locks`] makes them):
+//!
+//! - [`Locks::simple`], [`Locks::reentrant`], [`Locks::fair`], [`Locks::read_write`]: a [`Lock`] each, which gives a [`Guard`]
+//! - [`Multi`]: all of several locks or none; [`Red`]: the majority of several servers
+//! - [`Owner`]: who may enter again
+//! - [`promises`]: what each of them promises, and what not
+//!
+//! How it works inside, from the outside in: `lock` tries and waits, `told` is the subscription that wakes those who wait, `guard` and
+//! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `link` is the connection, and
+//! `scripts` are the scripts in `lua/`.
 
+mod client;
+mod error;
+mod guard;
+mod hold;
 pub mod keyed;
+mod link;
+mod lock;
+mod multi;
+mod owner;
+pub mod promises;
+mod red;
+mod scripts;
+mod told;
+mod watchdog;
 
-pub use keyed::{Guard, Keyed};
+pub use client::{Config, Locks, ReadWrite};
+pub use error::{Error, Result};
+pub use guard::Guard;
+pub use keyed::Keyed;
+pub use link::Servers;
+pub use lock::Lock;
+pub use multi::{Multi, MultiGuard};
+pub use owner::Owner;
+pub use red::{Red, RedGuard};

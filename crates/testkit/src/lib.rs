@@ -2,7 +2,7 @@
 //! client. Knows nothing of Stampede.
 //!
 //! - [`process`]: a child process that is killed by its pid, also when the test process dies
-//! - [`mariadb`], [`postgres`]: servers on free ports with data of their own
+//! - [`mariadb`], [`postgres`], [`redis`]: servers on free ports with data of their own
 //! - [`proxy`]: a TCP proxy that can cut, delay, stop reading and drop
 //! - [`http`]: one keep-alive connection
 //! - [`seed`]: a number to replay a failure by
@@ -13,6 +13,7 @@ pub mod mariadb;
 pub mod postgres;
 pub mod process;
 pub mod proxy;
+pub mod redis;
 pub mod seed;
 mod server;
 pub mod soak;

@@ -14,7 +14,7 @@ pub fn start() -> Result<Server> {
         let mut install = Command::new("mariadb-install-db");
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
         install.arg(format!("--user={USER}")).arg(format!("--datadir={}", folder.join("data").display()));
-        run(&mut install)
+        run(&mut install).map(drop)
     };
     let start = |folder: &Path, port: u16| {
         let mut command = Command::new("mariadbd");

@@ -22,7 +22,7 @@ pub fn start() -> Result<Server> {
         give_to(USER, folder)?;
         let mut init = as_user(USER, &program("initdb"));
         init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"]).arg(folder.join("data"));
-        run(&mut init)
+        run(&mut init).map(drop)
     };
     let start = |folder: &Path, port: u16| {
         let mut command = as_user(USER, &program("postgres"));

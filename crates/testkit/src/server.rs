@@ -15,11 +15,14 @@ use crate::process::{Process, pause};
 /// How long a server may take to answer.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
+/// The command that starts a server with this folder on this port.
+type Start = dyn Fn(&Path, u16) -> Command + Send + Sync;
+
 /// A server of ours. It ends when it is dropped, and also when the test process dies.
 pub struct Server {
     kind: &'static str,
     port: u16,
-    start: fn(&Path, u16) -> Command,
+    start: Box<Start>,
     ready: fn(u16) -> Command,
     process: Mutex<Option<Process>>,
     folder: TempDir,
@@ -30,13 +33,14 @@ impl Server {
     pub(crate) fn launch(
         kind: &'static str,
         prepare: impl FnOnce(&Path) -> Result<()>,
-        start: fn(&Path, u16) -> Command,
+        start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
         ready: fn(u16) -> Command,
     ) -> Result<Self> {
         // On a disk, and where another user may pass through.
         let folder = tempfile::Builder::new().prefix("testkit-").tempdir_in("/var/tmp")?;
         prepare(folder.path())?;
-        let server = Self { kind, port: free_port()?, start, ready, process: Mutex::new(None), folder };
+        let server =
+            Self { kind, port: free_port()?, start: Box::new(start), ready, process: Mutex::new(None), folder };
         server.restart()?;
         Ok(server)
     }
@@ -113,22 +117,31 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// A free port. Some servers (a node of a Redis cluster) also use the one 10,000 above: that is free, too.
 fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    loop {
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+        if let Some(second) = port.checked_add(10_000)
+            && TcpListener::bind(("127.0.0.1", second)).is_ok()
+        {
+            return Ok(port);
+        }
+    }
 }
 
 fn silent(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
-/// Runs a command to its end; a failure tells what it said.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+/// Runs a command to its end; what it said.
+pub(crate) fn run(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
+    let told = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
     if output.status.success() {
-        return Ok(());
+        return Ok(told);
     }
-    let told = String::from_utf8_lossy(&output.stderr);
-    Err(Error::other(format!("{:?} failed: {told}", command.get_program())))
+    let error = String::from_utf8_lossy(&output.stderr);
+    Err(Error::other(format!("{:?} failed: {told}{error}", command.get_program())))
 }
 
 /// A command as another user, if we are root: servers refuse to run as root.
@@ -143,7 +156,10 @@ pub(crate) fn as_user(user: &str, program: &Path) -> Command {
 
 /// Gives a folder to the user that the server runs as.
 pub(crate) fn give_to(user: &str, folder: &Path) -> Result<()> {
-    if is_root() { run(Command::new("chown").arg(format!("{user}:")).arg(folder)) } else { Ok(()) }
+    if is_root() {
+        run(Command::new("chown").arg(format!("{user}:")).arg(folder))?;
+    }
+    Ok(())
 }
 
 fn is_root() -> bool {

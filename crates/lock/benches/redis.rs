@@ -1,0 +1,219 @@
+//! What a lock costs beside the two bare commands that it cannot do without, on a private Redis, in one run:
+//!
+//! ```sh
+//! cargo bench -p stampede-lock
+//! ```
+//!
+//! All is measured in turns, so that whatever else the machine does hits everything alike; what counts is the ratio.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use stampede_lock::{Config, Locks, Owner};
+use stampede_testkit::redis as server;
+
+const ROUNDS: usize = 7;
+const PAIRS: usize = 3000;
+const AT_ONCE: usize = 256;
+/// Compare and delete, and nothing else.
+const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+#[tokio::main]
+async fn main() {
+    let redis = server::start().expect("a private Redis");
+    let url = server::url(redis.port());
+    let bare = redis::Client::open(&*url).expect("a URL");
+    let bare = Bare::new(bare.get_multiplexed_async_connection().await.expect("a connection")).await;
+    let locks = Locks::connect(&*url, Config::default()).await.expect("a connection");
+    let mut told = Told::default();
+    for _ in 0..ROUNDS {
+        one_at_a_time(&mut told, &bare, &locks).await;
+        at_once(&mut told, &bare, &locks).await;
+        hand_over(&mut told, &bare, &locks).await;
+    }
+    told.print();
+}
+
+/// The two commands themselves.
+#[derive(Clone)]
+struct Bare {
+    connection: MultiplexedConnection,
+    release: String,
+}
+
+impl Bare {
+    async fn new(mut connection: MultiplexedConnection) -> Self {
+        let release = redis::cmd("SCRIPT").arg("LOAD").arg(RELEASE).query_async(&mut connection).await;
+        Self { connection, release: release.expect("a hash") }
+    }
+
+    fn set(&self, key: &str, token: &str) -> redis::Cmd {
+        redis::cmd("SET").arg(key).arg(token).arg("NX").arg("PX").arg(30_000).to_owned()
+    }
+
+    fn delete(&self, key: &str, token: &str) -> redis::Cmd {
+        redis::cmd("EVALSHA").arg(&self.release).arg(1).arg(key).arg(token).to_owned()
+    }
+
+    async fn pair(&mut self, key: &str) {
+        let token = format!("{:032x}", rand::random::<u128>());
+        let set: redis::Value = self.set(key, &token).query_async(&mut self.connection).await.expect("an answer");
+        assert_eq!(set, redis::Value::Okay);
+        let gone: i64 = self.delete(key, &token).query_async(&mut self.connection).await.expect("an answer");
+        assert_eq!(gone, 1);
+    }
+}
+
+async fn one_at_a_time(told: &mut Told, bare: &Bare, locks: &Locks) {
+    let mut one = bare.clone();
+    told.time("bare pair", PAIRS, async {
+        for _ in 0..PAIRS {
+            one.pair("bare").await;
+        }
+    })
+    .await;
+    let owner = Owner::new();
+    let kinds = [
+        ("simple", locks.simple("simple")),
+        ("re-entrant", locks.reentrant("reentrant", &owner)),
+        ("fair", locks.fair("fair", &owner)),
+        ("write", locks.read_write("write", &owner).map(|lock| lock.write().clone())),
+    ];
+    for (name, lock) in kinds {
+        let lock = lock.expect("a lock");
+        told.time(name, PAIRS, async {
+            for _ in 0..PAIRS {
+                lock.lock().await.expect("a guard").release().await.expect("released");
+            }
+        })
+        .await;
+    }
+}
+
+async fn at_once(told: &mut Told, bare: &Bare, locks: &Locks) {
+    let each = 20;
+    let pairs = AT_ONCE * each;
+    let mut connection = bare.connection.clone();
+    told.time("256 keys: bare pairs in two pipelines", pairs, async {
+        for _ in 0..each {
+            let (mut set, mut delete) = (redis::pipe(), redis::pipe());
+            for key in 0..AT_ONCE {
+                let (key, token) = (format!("bare-{key}"), format!("{:032x}", rand::random::<u128>()));
+                set.add_command(bare.set(&key, &token));
+                delete.add_command(bare.delete(&key, &token));
+            }
+            let set: Vec<redis::Value> = set.query_async(&mut connection).await.expect("answers");
+            assert!(set.iter().all(|set| *set == redis::Value::Okay));
+            let gone: Vec<i64> = delete.query_async(&mut connection).await.expect("answers");
+            assert!(gone.iter().all(|&gone| gone == 1));
+        }
+    })
+    .await;
+    told.time(
+        "256 keys: bare pairs by 256 tasks",
+        pairs,
+        together(|key| {
+            let mut bare = bare.clone();
+            async move {
+                let key = format!("bare-{key}");
+                for _ in 0..each {
+                    bare.pair(&key).await;
+                }
+            }
+        }),
+    )
+    .await;
+    told.time(
+        "256 keys: simple",
+        pairs,
+        together(|key| {
+            let lock = locks.simple(&format!("simple-{key}")).expect("a lock");
+            async move {
+                for _ in 0..each {
+                    lock.lock().await.expect("a guard").release().await.expect("released");
+                }
+            }
+        }),
+    )
+    .await;
+}
+
+async fn together<F: Future<Output = ()> + Send + 'static>(work: impl Fn(usize) -> F) {
+    let tasks: Vec<_> = (0..AT_ONCE).map(|key| tokio::spawn(work(key))).collect();
+    for task in tasks {
+        task.await.expect("a task");
+    }
+}
+
+/// From the call of release to the next one having it, in round trips of a bare command.
+async fn hand_over(told: &mut Told, bare: &Bare, locks: &Locks) {
+    let hops = 500;
+    let mut connection = bare.connection.clone();
+    told.time("round trip", hops, async {
+        for _ in 0..hops {
+            let _: redis::Value = redis::cmd("PING").query_async(&mut connection).await.expect("an answer");
+        }
+    })
+    .await;
+    // Two that take turns: somebody always waits. Each hand-over is one hop.
+    told.time("hand-over", hops, async {
+        let players: Vec<_> = (0..2)
+            .map(|_| {
+                let lock = locks.fair("ball", &Owner::new()).expect("a lock");
+                tokio::spawn(async move {
+                    for _ in 0..hops / 2 {
+                        lock.lock().await.expect("a guard").release().await.expect("released");
+                    }
+                })
+            })
+            .collect();
+        for player in players {
+            player.await.expect("a task");
+        }
+    })
+    .await;
+}
+
+/// Times by name, in the order in which they were first told.
+#[derive(Default)]
+struct Told(Vec<(&'static str, Vec<f64>)>);
+
+impl Told {
+    async fn time(&mut self, name: &'static str, times: usize, work: impl Future<Output = ()>) {
+        let started = Instant::now();
+        work.await;
+        let each = started.elapsed().as_secs_f64() * 1e6 / f64::from(u32::try_from(times).expect("a small number"));
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, all)) => all.push(each),
+            None => self.0.push((name, vec![each])),
+        }
+    }
+
+    fn median(&self, name: &str) -> f64 {
+        let mut all = self.0.iter().find(|(known, _)| *known == name).expect("measured").1.clone();
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
+    }
+
+    #[expect(clippy::print_stdout, reason = "a benchmark tells what it measured")]
+    fn print(&self) {
+        let beside = |name: &str| match name {
+            "simple" | "re-entrant" | "fair" | "write" => Some("bare pair"),
+            "256 keys: bare pairs by 256 tasks" | "256 keys: simple" => Some("256 keys: bare pairs in two pipelines"),
+            _ => None,
+        };
+        for (name, _) in &self.0 {
+            let each = self.median(name);
+            let ratio = beside(name).map_or(String::new(), |base| format!("{:.2} of {base}", self.median(base) / each));
+            println!("{name:<40} {each:>8.1} µs  {ratio}");
+        }
+        let tasks = self.median("256 keys: bare pairs by 256 tasks") / self.median("256 keys: simple");
+        println!("256 keys: simple against the same pairs by 256 tasks: {tasks:.2}");
+        let hops = self.median("hand-over") / self.median("round trip");
+        println!(
+            "a hand-over takes {hops:.1} round trips ({:?} each)",
+            Duration::from_secs_f64(self.median("round trip") / 1e6)
+        );
+    }
+}

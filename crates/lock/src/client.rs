@@ -1,0 +1,283 @@
+//! The locks of one Redis.
+//!
+//! What a lock named `stock` with the prefix `lock` keeps in Redis. The braces keep all of it on one node of a cluster.
+//!
+//! | key | holds | written by | goes |
+//! |---|---|---|---|
+//! | `lock:{stock}` | the simple lock: a string, the hold; the others: a hash of the owner, the fence and every hold | the holder | with the release or the lease |
+//! | `lock:{stock}:fence` | the last fencing token | every first acquire | [`Config::fence_memory`] after the last acquire |
+//! | `lock:{stock}:readers` | a sorted set of readers by the end of their leases | readers | with the last reader |
+//! | `lock:{stock}:line`, `lock:{stock}:living` | who waits for the fair lock, in order; until when each counts as alive | those who wait | with the last who waits |
+//!
+//! The channel `lock:{stock}:freed` tells those who wait.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::hold::{Gone, Named};
+use crate::link::{Failure, Link, Servers};
+use crate::lock::Lock;
+use crate::owner::Owner;
+use crate::scripts::Kind;
+use crate::told::Hub;
+use crate::watchdog::Watchdog;
+
+/// How locks behave. [`Default`] is right for most.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The first part of every key.
+    pub prefix: String,
+    /// The lease of locks that are taken without one. It is renewed every third of it for as long as the guard lives; if the process
+    /// dies, the lock is free after this time at the latest.
+    pub watchdog_lease: Duration,
+    /// How long connecting to Redis may take.
+    pub connect_within: Duration,
+    /// How long Redis may take to answer. What is not answered by then is unknown.
+    pub answer_within: Duration,
+    /// How long the last fencing token of an unused lock is remembered. If Redis' clock goes back by more than this, tokens may repeat.
+    pub fence_memory: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            prefix: "lock".to_owned(),
+            watchdog_lease: Duration::from_secs(30),
+            connect_within: Duration::from_secs(1),
+            answer_within: Duration::from_secs(1),
+            fence_memory: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}
+
+/// How many abandoned holds are cleared up at once. More are left to their leases.
+const MAX_ABANDONED: usize = 4096;
+/// After a broken connection, what was sent on it may be carried out late: so long after the first look there is a second.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Clearing up goes on for at least so long.
+const CLEAR_WITHIN: Duration = Duration::from_secs(60);
+
+/// The locks of one Redis: one connection, one subscription and one watchdog for all of them. Cheap to clone.
+///
+/// ```no_run
+/// # #[tokio::main] async fn main() -> stampede_lock::Result<()> {
+/// use stampede_lock::{Config, Locks};
+///
+/// let locks = Locks::connect("redis://127.0.0.1/", Config::default()).await?;
+/// let guard = locks.simple("nightly-report")?.lock().await?;
+/// // … alone …
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Locks {
+    shared: Arc<Shared>,
+}
+
+/// What all locks of a client share.
+pub(crate) struct Shared {
+    pub(crate) link: Arc<Link>,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) watchdog: Arc<Watchdog>,
+    pub(crate) config: Config,
+    runtime: Handle,
+    abandoned: Arc<Semaphore>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Locks {
+    /// Connects, and fails if Redis does not answer.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Refused`], [`Error::Setting`].
+    pub async fn connect(servers: impl Into<Servers>, config: Config) -> Result<Self> {
+        let locks = Self::new(servers, config)?;
+        locks.ping().await?;
+        Ok(locks)
+    }
+
+    /// Connects when the first lock is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Setting`].
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    pub fn new(servers: impl Into<Servers>, config: Config) -> Result<Self> {
+        check_lease(config.watchdog_lease)?;
+        if config.fence_memory.as_millis() == 0 {
+            return Err(Error::setting("the memory of the fence must be at least a millisecond"));
+        }
+        let runtime = Handle::current();
+        let link = Arc::new(Link::new(servers.into(), config.connect_within, config.answer_within)?);
+        let (hub, watchdog) = (Arc::new(Hub::default()), Arc::new(Watchdog::new(config.watchdog_lease)));
+        let listening = runtime.spawn(hub.clone().listen(link.clone())).abort_handle();
+        let renewing = runtime.spawn(watchdog.clone().run(link.clone())).abort_handle();
+        let (abandoned, tasks) = (Arc::new(Semaphore::new(MAX_ABANDONED)), [listening, renewing]);
+        Ok(Self { shared: Arc::new(Shared { link, hub, watchdog, config, runtime, abandoned, tasks }) })
+    }
+
+    /// Does Redis answer?
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Refused`].
+    pub async fn ping(&self) -> Result<()> {
+        self.shared.link.send(&redis::cmd("PING")).await?;
+        Ok(())
+    }
+
+    /// The plainest lock: one command to get it, one to give it back. Not re-entrant, no fencing token.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the name cannot be used, here and below.
+    pub fn simple(&self, name: &str) -> Result<Lock> {
+        self.lock(Kind::Simple, name, Owner::new())
+    }
+
+    /// A lock that its owner may enter again; it is free when every guard is released.
+    ///
+    /// # Errors
+    /// As with [`simple`](Self::simple).
+    pub fn reentrant(&self, name: &str, owner: &Owner) -> Result<Lock> {
+        self.lock(Kind::Reentrant, name, owner.clone())
+    }
+
+    /// A re-entrant lock that serves in the order of arrival, over all processes. Who dies while waiting is passed over when its place
+    /// has had no sign of life for [`Config::watchdog_lease`].
+    ///
+    /// # Errors
+    /// As with [`simple`](Self::simple).
+    pub fn fair(&self, name: &str, owner: &Owner) -> Result<Lock> {
+        self.lock(Kind::Fair, name, owner.clone())
+    }
+
+    /// Many readers or one writer.
+    ///
+    /// # Errors
+    /// As with [`simple`](Self::simple).
+    pub fn read_write(&self, name: &str, owner: &Owner) -> Result<ReadWrite> {
+        let read = self.lock(Kind::Read, name, owner.clone())?;
+        Ok(ReadWrite { read, write: self.lock(Kind::Write, name, owner.clone())? })
+    }
+
+    /// How many holds and places in line are renewed now.
+    pub fn watched(&self) -> usize {
+        self.shared.watchdog.watched()
+    }
+
+    fn lock(&self, kind: Kind, name: &str, owner: Owner) -> Result<Lock> {
+        // The part in braces decides on which node of a cluster a key is; if it is empty, every key would go its own way.
+        if name.is_empty() || name.starts_with('}') {
+            return Err(Error::setting("a lock's name must not be empty or begin with a brace"));
+        }
+        let main = format!("{}:{{{name}}}", self.shared.config.prefix);
+        let channel = format!("{main}:freed").into();
+        let more = kind.more_keys().iter().map(|part| format!("{main}:{part}"));
+        let keys = std::iter::once(main.clone()).chain(more).collect();
+        Ok(Lock::new(self.shared.clone(), Named { kind, keys, channel }, owner))
+    }
+}
+
+/// A lock for many readers or one writer, re-entrant for its owner. Who writes may also read; who reads must release before writing.
+///
+/// Readers that keep coming can keep a writer waiting.
+#[derive(Debug, Clone)]
+pub struct ReadWrite {
+    read: Lock,
+    write: Lock,
+}
+
+impl ReadWrite {
+    /// The lock to read under.
+    pub fn read(&self) -> &Lock {
+        &self.read
+    }
+
+    /// The lock to write under.
+    pub fn write(&self) -> &Lock {
+        &self.write
+    }
+
+    /// From writing to reading, with no writer in between.
+    ///
+    /// # Errors
+    /// As [`Lock::try_lock`] and [`Guard::release`](crate::Guard::release). The write lock is released in any case.
+    pub async fn downgrade(&self, writing: crate::Guard) -> Result<crate::Guard> {
+        let reading = self.read.try_lock().await?;
+        writing.release().await?;
+        Ok(reading)
+    }
+}
+
+impl Shared {
+    /// Clears up in the background what Redis may know under this id. `sent_on`: everything was sent on the connection of this
+    /// generation, or answered.
+    pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration, sent_on: Option<u64>) {
+        let Ok(place) = self.abandoned.clone().try_acquire_owned() else {
+            tracing::warn!("too many locks to clear up; this one ends with its lease");
+            return;
+        };
+        let runtime = self.runtime.clone();
+        // On a runtime that is shutting down this does nothing, and the lease ends it.
+        runtime.spawn(async move {
+            self.clear_up(&lock, &id, Instant::now() + lease.max(CLEAR_WITHIN), sent_on).await;
+            drop(place);
+        });
+    }
+
+    async fn clear_up(&self, lock: &Named, id: &str, until: Instant, sent_on: Option<u64>) {
+        let mut pause = Duration::from_millis(10);
+        let mut looked = false;
+        while Instant::now() < until {
+            match lock.release(&self.link, id).await {
+                Ok((Gone::Released, _)) => return,
+                Ok((_, generation)) if looked || sent_on == Some(generation) => return,
+                Ok(_) => {
+                    looked = true;
+                    tokio::time::sleep(SECOND_LOOK).await;
+                }
+                Err(Failure::Refused(error)) => {
+                    tracing::warn!(%error, "a lock could not be released; it ends with its lease");
+                    return;
+                }
+                Err(_) => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+pub(crate) fn check_lease(lease: Duration) -> Result<()> {
+    if (Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60)).contains(&lease) {
+        return Ok(());
+    }
+    Err(Error::setting("a lease must be between 10 milliseconds and a day"))
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Locks")
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shared")
+    }
+}

@@ -1,0 +1,124 @@
+//! A lock in hand.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::Shared;
+use crate::error::{Error, Result};
+use crate::hold::{Gone, Hold};
+use crate::link::Failure;
+
+/// How often a release is tried before it goes on in the background, and the pause after each try.
+const TRIES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(50), Duration::ZERO];
+
+/// A lock in hand. Give it back with [`release`](Self::release); dropped, it is released in the background.
+#[must_use = "dropped, the lock is released"]
+pub struct Guard {
+    shared: Arc<Shared>,
+    /// `None` once it is given back.
+    hold: Option<Arc<Hold>>,
+    fence: Option<u64>,
+    /// A try to get it was not answered, and may be carried out late.
+    doubtful: bool,
+}
+
+impl Guard {
+    pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, fence: Option<u64>, doubtful: bool) -> Self {
+        Self { shared, hold: Some(hold), fence, doubtful }
+    }
+
+    /// The fencing token: higher for every new holder of the lock. Send it with every write, and let the resource refuse a lower one
+    /// than it has seen: then it does not matter whether a holder knows that it has lost the lock.
+    ///
+    /// The simple lock has none. Entering again gives the same token as the first time.
+    pub fn fence(&self) -> Option<u64> {
+        self.fence
+    }
+
+    /// Is the lock surely held at this moment, as far as can be told from here? A moment later it may not be.
+    pub fn is_sure(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.is_sure())
+    }
+
+    /// How long the lock is surely held if it is not renewed.
+    pub fn sure_for(&self) -> Duration {
+        let hold = self.hold.as_ref().filter(|hold| hold.is_sure());
+        hold.map_or(Duration::ZERO, |hold| hold.sure_until().saturating_duration_since(tokio::time::Instant::now()))
+    }
+
+    /// Ends as soon as the lock is not surely held any more: Redis has forgotten it, or its lease has ended without a renewal. Also
+    /// ends when the guard is released or dropped. Run it beside the work:
+    ///
+    /// ```no_run
+    /// # async fn example(lock: stampede_lock::Lock) -> stampede_lock::Result<()> {
+    /// # async fn work() {}
+    /// let guard = lock.lock().await?;
+    /// tokio::select! {
+    ///     () = work() => guard.release().await,
+    ///     () = guard.lost() => Err(stampede_lock::Error::Lost),
+    /// }
+    /// # }
+    /// ```
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        let hold = self.hold.clone();
+        async move {
+            if let Some(hold) = hold {
+                hold.lost().await;
+            }
+        }
+    }
+
+    /// Gives the lock back. Safe to try again: what is lost on the way is repeated, and counts once.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] or [`Error::WrongOwner`] if the lock was gone before: what was done last was perhaps not done alone.
+    /// [`Error::Unreachable`] if Redis does not answer: it goes on in the background, and the lease ends it at the latest.
+    pub async fn release(mut self) -> Result<()> {
+        let Some(hold) = self.hold.clone() else { return Ok(()) };
+        self.shared.watchdog.forget(&hold.id);
+        hold.end();
+        let mut perhaps_done = false;
+        let mut last = Error::Lost;
+        for pause in TRIES {
+            match hold.lock.release(&self.shared.link, &hold.id).await {
+                Ok((gone, _)) => {
+                    if !self.doubtful {
+                        self.hold = None;
+                    }
+                    return match gone {
+                        Gone::Released => Ok(()),
+                        // Gone by an earlier try whose answer was lost.
+                        _ if perhaps_done => Ok(()),
+                        Gone::Nobody => Err(Error::Lost),
+                        Gone::Other => Err(Error::WrongOwner),
+                    };
+                }
+                Err(Failure::Refused(error)) => return Err(Error::Refused(error)),
+                Err(failure) => {
+                    perhaps_done |= matches!(failure, Failure::Unknown(_));
+                    last = failure.into();
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+        // Dropping it goes on with it.
+        Err(last)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.shared.watchdog.forget(&hold.id);
+            hold.end();
+            self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, None);
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("fence", &self.fence).field("sure", &self.is_sure()).finish_non_exhaustive()
+    }
+}

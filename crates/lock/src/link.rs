@@ -1,0 +1,303 @@
+//! The way to Redis: one connection for all locks of a client, made anew when it breaks.
+//!
+//! A command is never sent again from here, but for the answer that Redis does not know the script: then it was not carried out.
+
+use std::fmt;
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use redis::aio::{ConnectionLike as _, MultiplexedConnection, PubSub};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis::cluster_async::ClusterConnection;
+use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use tokio::sync::Mutex;
+
+use crate::error::{Error, Result};
+use crate::scripts::Script;
+
+/// Where the locks live.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Servers {
+    /// One server, by its URL.
+    One(String),
+    /// The master of this name, as the sentinels at these URLs know it.
+    Sentinel {
+        /// URLs of the sentinels.
+        sentinels: Vec<String>,
+        /// The name of the master.
+        master: String,
+        /// Credentials and database of the master, if it needs any.
+        node: Option<SentinelNodeConnectionInfo>,
+    },
+    /// A cluster, by the URLs of some of its nodes.
+    Cluster(Vec<String>),
+}
+
+impl From<&str> for Servers {
+    fn from(url: &str) -> Self {
+        Self::One(url.to_owned())
+    }
+}
+
+impl From<String> for Servers {
+    fn from(url: String) -> Self {
+        Self::One(url)
+    }
+}
+
+/// URLs may hold passwords.
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::One(_) => "One",
+            Self::Sentinel { .. } => "Sentinel",
+            Self::Cluster(_) => "Cluster",
+        })
+    }
+}
+
+enum Dial {
+    One(Client),
+    /// Asking the sentinels needs it alone.
+    Sentinel(Mutex<SentinelClient>),
+    Cluster {
+        client: ClusterClient,
+        nodes: Vec<Client>,
+    },
+}
+
+#[derive(Clone)]
+enum Connection {
+    One(MultiplexedConnection),
+    Cluster(ClusterConnection),
+}
+
+/// Why a command has no answer.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// There was no connection, or no server that is ready: it did not happen.
+    NotSent(RedisError),
+    /// It may have happened, or may happen yet.
+    Unknown(RedisError),
+    /// Redis said no: it did not happen.
+    Refused(RedisError),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotSent(error) | Failure::Unknown(error) => Self::Unreachable(error),
+            Failure::Refused(error) => Self::Refused(error),
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Connection>,
+    /// Rises with every connection: two answers of one generation came in the order of their commands.
+    generation: u64,
+    failed: Option<(Instant, RedisError)>,
+}
+
+pub(crate) struct Link {
+    dial: Dial,
+    connect_within: Duration,
+    answer_within: Duration,
+    state: RwLock<State>,
+    dialing: Mutex<()>,
+}
+
+/// After a failure to connect, so long everybody hears of that failure instead of trying again.
+const PAUSE: Duration = Duration::from_millis(20);
+
+impl Link {
+    pub(crate) fn new(servers: Servers, connect_within: Duration, answer_within: Duration) -> Result<Self> {
+        let dial = Dial::new(servers, connect_within, answer_within)
+            .map_err(|error| Error::setting(format!("the servers' addresses cannot be used: {error}")))?;
+        Ok(Self { dial, connect_within, answer_within, state: RwLock::default(), dialing: Mutex::new(()) })
+    }
+
+    /// The generation of the connection that the next command will probably go to.
+    pub(crate) fn generation(&self) -> u64 {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).generation
+    }
+
+    /// Sends a command; the answer, and the generation of the connection that it came on.
+    pub(crate) async fn send(&self, command: &Cmd) -> std::result::Result<(Value, u64), Failure> {
+        let (connection, generation) = self.connection().await.map_err(Failure::NotSent)?;
+        let answer = match connection {
+            Connection::One(mut one) => one.req_packed_command(command).await,
+            Connection::Cluster(mut cluster) => cluster.req_packed_command(command).await,
+        };
+        let error = match answer.and_then(Value::extract_error) {
+            Ok(value) => return Ok((value, generation)),
+            Err(error) => error,
+        };
+        match Said::of(&error) {
+            Said::No => Err(Failure::Refused(error)),
+            Said::NotNow => {
+                self.hang_up(generation);
+                Err(Failure::NotSent(error))
+            }
+            Said::Nothing => {
+                self.hang_up(generation);
+                Err(Failure::Unknown(error))
+            }
+        }
+    }
+
+    /// Runs a script.
+    pub(crate) async fn run<K: redis::ToRedisArgs, A: redis::ToRedisArgs>(
+        &self,
+        script: &Script,
+        keys: &[K],
+        args: &[A],
+    ) -> std::result::Result<(Value, u64), Failure> {
+        let command = |name: &'static str, what: &str| {
+            let mut command = redis::cmd(name);
+            command.arg(what).arg(keys.len()).arg(keys).arg(args);
+            command
+        };
+        match self.send(&command("EVALSHA", &script.hash)).await {
+            Err(Failure::Refused(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.send(&command("EVAL", script.text)).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// A connection for messages, to a server that hears all of them.
+    pub(crate) async fn listen(&self) -> RedisResult<PubSub> {
+        let connecting = async {
+            match &self.dial {
+                Dial::One(client) => client.get_async_pubsub().await,
+                Dial::Sentinel(sentinel) => sentinel.lock().await.async_get_client().await?.get_async_pubsub().await,
+                // Every node of a cluster hears what is published on any of them.
+                Dial::Cluster { nodes, .. } => {
+                    let mut outcome = Err((ErrorKind::ClusterConnectionNotFound, "no node of the cluster").into());
+                    for node in nodes {
+                        outcome = node.get_async_pubsub().await;
+                        if outcome.is_ok() {
+                            break;
+                        }
+                    }
+                    outcome
+                }
+            }
+        };
+        tokio::time::timeout(self.connect_within, connecting).await.unwrap_or_else(|_| Err(too_late()))
+    }
+
+    async fn connection(&self) -> RedisResult<(Connection, u64)> {
+        if let Some(known) = self.known() {
+            return known;
+        }
+        let _alone = self.dialing.lock().await;
+        if let Some(known) = self.known() {
+            return known;
+        }
+        let dialed = tokio::time::timeout(self.connect_within, self.dial.connect(self.answer_within)).await;
+        let dialed = dialed.unwrap_or_else(|_| Err(too_late()));
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        match dialed {
+            Ok(connection) => {
+                state.generation += 1;
+                state.failed = None;
+                state.connection = Some(connection.clone());
+                Ok((connection, state.generation))
+            }
+            Err(error) => {
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// The connection there is, or the failure that is too fresh to try again.
+    fn known(&self) -> Option<RedisResult<(Connection, u64)>> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        match (&state.connection, &state.failed) {
+            (Some(connection), _) => Some(Ok((connection.clone(), state.generation))),
+            (None, Some((at, error))) if at.elapsed() < PAUSE => Some(Err(error.clone())),
+            _ => None,
+        }
+    }
+
+    /// What is under way on the connection may still be answered; nothing new goes there.
+    fn hang_up(&self, generation: u64) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if state.generation == generation {
+            state.connection = None;
+        }
+    }
+}
+
+impl Dial {
+    fn new(servers: Servers, connect_within: Duration, answer_within: Duration) -> RedisResult<Self> {
+        Ok(match servers {
+            Servers::One(url) => Self::One(Client::open(url)?),
+            Servers::Sentinel { sentinels, master, node } => {
+                let client = SentinelClient::build(sentinels, master, node, SentinelServerType::Master)?;
+                Self::Sentinel(Mutex::new(client))
+            }
+            Servers::Cluster(urls) => {
+                let nodes = urls.iter().map(|url| Client::open(url.as_str())).collect::<RedisResult<_>>()?;
+                let client = ClusterClientBuilder::new(urls)
+                    .connection_timeout(connect_within)
+                    .response_timeout(answer_within)
+                    .overall_response_timeout(Some(answer_within))
+                    .build()?;
+                Self::Cluster { client, nodes }
+            }
+        })
+    }
+
+    async fn connect(&self, answer_within: Duration) -> RedisResult<Connection> {
+        // The caller bounds how long connecting may take.
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(Some(answer_within));
+        Ok(match self {
+            Self::One(client) => Connection::One(client.get_multiplexed_async_connection_with_config(&config).await?),
+            Self::Sentinel(sentinel) => {
+                let connecting = sentinel.lock().await.async_get_client().await?;
+                Connection::One(connecting.get_multiplexed_async_connection_with_config(&config).await?)
+            }
+            Self::Cluster { client, .. } => Connection::Cluster(client.get_async_connection().await?),
+        })
+    }
+}
+
+/// What a server said with an error.
+enum Said {
+    /// It would say so again.
+    No,
+    /// It is not ready, or not the master: another connection may do better.
+    NotNow,
+    Nothing,
+}
+
+impl Said {
+    fn of(error: &RedisError) -> Self {
+        use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly, TryAgain};
+        match error.kind() {
+            ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | ReadOnly | TryAgain) => Self::NotNow,
+            ErrorKind::Extension if error.code() == Some("BUSY") => Self::NotNow,
+            ErrorKind::Server(_) | ErrorKind::Extension => Self::No,
+            ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => Self::No,
+            _ => Self::Nothing,
+        }
+    }
+}
+
+fn too_late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Link")
+    }
+}

@@ -1,0 +1,1 @@
+//! What each lock promises, and what not.

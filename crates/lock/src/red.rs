@@ -1,0 +1,193 @@
+//! A lock on the majority of several servers that know nothing of each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join_all, select_all};
+use rand::RngExt as _;
+use tokio::time::Instant;
+
+use crate::client::Locks;
+use crate::error::{Error, Result};
+use crate::guard::Guard;
+use crate::lock::{Lock, Wait};
+use crate::multi::release_all;
+use crate::told::Told;
+
+/// Two who got in each other's way try again at different times.
+const MAX_JITTER_MS: u64 = 30;
+
+/// A lock on most of at least three independent servers: it holds as long as most of them live, and keep their memory and their time.
+/// The servers must not be replicas of each other.
+///
+/// It has no fencing token, because the clocks of the servers differ.
+///
+/// ```no_run
+/// # async fn example(a: stampede_lock::Locks, b: stampede_lock::Locks, c: stampede_lock::Locks) -> stampede_lock::Result<()> {
+/// use stampede_lock::Red;
+///
+/// let lock = Red::new(&[a, b, c], "leader")?;
+/// let guard = lock.lock().await?;
+/// guard.release().await
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Red {
+    locks: Vec<Lock>,
+}
+
+/// The majority in hand.
+#[must_use = "dropped, the lock is released"]
+#[derive(Debug)]
+pub struct RedGuard {
+    guards: Vec<Guard>,
+    most: usize,
+}
+
+impl Red {
+    /// # Errors
+    /// [`Error::Setting`] with fewer than three servers or one of them twice.
+    pub fn new(servers: &[Locks], name: &str) -> Result<Self> {
+        if servers.len() < 3 {
+            return Err(Error::setting(format!("a red lock needs at least three servers, not {}", servers.len())));
+        }
+        let locks = servers.iter().map(|server| server.simple(name)).collect::<Result<Vec<_>>>()?;
+        for (at, lock) in locks.iter().enumerate() {
+            if locks[..at].iter().any(|other| Arc::ptr_eq(&other.shared, &lock.shared)) {
+                return Err(Error::setting("a red lock needs different servers"));
+            }
+        }
+        Ok(Self { locks })
+    }
+
+    /// The same lock with a lease: see [`Lock::with_lease`].
+    ///
+    /// # Errors
+    /// As [`Lock::with_lease`].
+    pub fn with_lease(self, lease: Duration) -> Result<Self> {
+        let locks = self.locks.into_iter().map(|lock| lock.with_lease(lease));
+        Ok(Self { locks: locks.collect::<Result<_>>()? })
+    }
+
+    /// Gets the lock if it is free on most servers.
+    ///
+    /// # Errors
+    /// [`Error::NotAcquired`]; [`Error::Unreachable`] if too few servers answer.
+    pub async fn try_lock(&self) -> Result<RedGuard> {
+        self.acquire(Wait::No).await
+    }
+
+    /// Gets the lock, waiting at most so long.
+    ///
+    /// # Errors
+    /// As [`try_lock`](Self::try_lock), when the time is up.
+    pub async fn lock_within(&self, wait: Duration) -> Result<RedGuard> {
+        self.acquire(Wait::within(wait)).await
+    }
+
+    /// Gets the lock, however long it takes.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], which waiting does not mend.
+    pub async fn lock(&self) -> Result<RedGuard> {
+        self.acquire(Wait::ForEver).await
+    }
+
+    fn most(&self) -> usize {
+        self.locks.len() / 2 + 1
+    }
+
+    async fn acquire(&self, wait: Wait) -> Result<RedGuard> {
+        let mut waiters: Vec<Option<_>> = self.locks.iter().map(|_| None).collect();
+        loop {
+            let tries = join_all(self.locks.iter().map(Lock::try_lock)).await;
+            let (mut guards, mut problems) = (Vec::new(), Vec::new());
+            for (at, tried) in tries.into_iter().enumerate() {
+                match tried {
+                    Ok(guard) => guards.push(guard),
+                    Err(error) => problems.push((at, error)),
+                }
+            }
+            // Sure means: held when the last of them answered, less what clocks may differ by.
+            if guards.iter().filter(|guard| guard.is_sure()).count() >= self.most() {
+                return Ok(RedGuard { guards, most: self.most() });
+            }
+            // What cannot be released now is released in the background.
+            let _ = release_all(guards).await;
+            let problem = worst(problems.iter().map(|(_, error)| error));
+            if !problem.may_retry() || wait.left().is_zero() {
+                return Err(problem);
+            }
+            // Only with those who said no: what we released ourselves is no news.
+            let mut fresh = false;
+            for (at, _) in &problems {
+                if waiters[*at].is_none() {
+                    let mut waiter = self.locks[*at].join(&Arc::from("red"));
+                    waiter.ready(wait.left().min(self.locks[*at].shared.config.answer_within)).await;
+                    waiter.forget();
+                    waiters[*at] = Some(waiter);
+                    fresh = true;
+                }
+            }
+            if !fresh {
+                let look_in = problems.iter().map(|(_, error)| look_in(error)).min().unwrap_or_default();
+                let look_at = Instant::now() + look_in.min(wait.left());
+                let told = problems.iter().filter_map(|(at, _)| waiters[*at].as_ref());
+                let told =
+                    select_all(told.map(|waiter| Box::pin(async move { while waiter.told().await != Told::Look {} })));
+                let _ = tokio::time::timeout_at(look_at, told).await;
+            }
+            let jitter = Duration::from_millis(rand::rng().random_range(0..MAX_JITTER_MS));
+            tokio::time::sleep(jitter.min(wait.left())).await;
+        }
+    }
+}
+
+/// When it is worth trying again after this.
+fn look_in(problem: &Error) -> Duration {
+    match problem {
+        Error::NotAcquired { remaining: Some(remaining) } => *remaining,
+        _ => Duration::from_millis(200),
+    }
+}
+
+/// What to tell: that somebody has it, unless there is something that waiting does not mend.
+fn worst<'a>(problems: impl Iterator<Item = &'a Error>) -> Error {
+    let rank = |error: &Error| match error {
+        Error::NotAcquired { .. } => 1,
+        Error::Unreachable(_) => 0,
+        _ => 2,
+    };
+    problems.max_by_key(|error| rank(error)).cloned().unwrap_or(Error::NotAcquired { remaining: None })
+}
+
+impl RedGuard {
+    /// Is the majority surely held at this moment?
+    pub fn is_sure(&self) -> bool {
+        self.guards.iter().filter(|guard| guard.is_sure()).count() >= self.most
+    }
+
+    /// Ends as soon as the majority is not surely held any more. See [`Guard::lost`].
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        let enough = self.guards.len() + 1 - self.most;
+        let mut held: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
+        async move {
+            for _ in 0..enough {
+                let ((), _, others) = select_all(held).await;
+                held = others;
+            }
+        }
+    }
+
+    /// Gives the lock back on every server.
+    ///
+    /// # Errors
+    /// As [`Guard::release`], if fewer than most were held to the end or can be told. The others are released nevertheless.
+    pub async fn release(self) -> Result<()> {
+        let released = join_all(self.guards.into_iter().map(Guard::release)).await;
+        if released.iter().filter(|released| released.is_ok()).count() >= self.most {
+            return Ok(());
+        }
+        released.into_iter().collect()
+    }
+}

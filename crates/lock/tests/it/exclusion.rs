@@ -1,0 +1,76 @@
+//! 64 tasks in each of 4 processes add to a counter that is read and written back: one at a time, or the sum is wrong.
+
+use std::time::Duration;
+
+use stampede_testkit::{Server, count, redis};
+
+use crate::support::{ask, example};
+
+const PROCESSES: u64 = 4;
+const TASKS: u64 = 64;
+
+/// What the counter should show, and what it shows.
+fn contend(kind: &str, servers: &[Server]) -> (u64, u64) {
+    let rounds = count(20, 2);
+    let urls: Vec<String> = servers.iter().map(|server| redis::url(server.port())).collect();
+    let numbers = [TASKS.to_string(), rounds.to_string()];
+    let mut args = vec![kind, "counter", &numbers[0], &numbers[1]];
+    args.extend(urls.iter().map(String::as_str));
+    let mut nodes: Vec<_> = (0..PROCESSES).map(|_| example("contend", &args, None)).collect();
+    for node in &mut nodes {
+        let status = node.wait(Duration::from_secs(240)).unwrap();
+        assert!(status.success(), "{kind}: {status}");
+    }
+    let adding = if kind == "read-write" { TASKS / 2 } else { TASKS };
+    let counted = ask(&servers[0], &["get", "counter-count"]).parse().unwrap();
+    (PROCESSES * adding * rounds, counted)
+}
+
+fn exclusive(kind: &str, servers: u64) {
+    let servers: Vec<Server> = (0..servers).map(|_| redis::start().unwrap()).collect();
+    let (added, counted) = contend(kind, &servers);
+    assert_eq!(counted, added, "{kind}: additions were lost");
+    for server in &servers {
+        let left = ask(server, &["--raw", "keys", "lock:*"]);
+        let left: Vec<&str> = left.lines().filter(|key| !key.is_empty() && !key.ends_with(":fence")).collect();
+        assert!(left.is_empty(), "{kind} left {left:?}");
+    }
+}
+
+/// The proof that the others can fail.
+#[test]
+fn without_a_lock_additions_are_lost() {
+    let server = redis::start().unwrap();
+    let (added, counted) = contend("none", &[server]);
+    assert!(counted < added, "nothing was lost: the test shows nothing");
+}
+
+#[test]
+fn simple() {
+    exclusive("simple", 1);
+}
+
+#[test]
+fn reentrant() {
+    exclusive("reentrant", 1);
+}
+
+#[test]
+fn fair() {
+    exclusive("fair", 1);
+}
+
+#[test]
+fn read_write() {
+    exclusive("read-write", 1);
+}
+
+#[test]
+fn multi() {
+    exclusive("multi", 2);
+}
+
+#[test]
+fn red() {
+    exclusive("red", 3);
+}

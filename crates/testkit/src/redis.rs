@@ -1,0 +1,120 @@
+//! Private Redis servers: one alone, one that syncs every write, a master with a replica and a sentinel, a cluster of three.
+
+use std::io::{Error, Result};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::process::pause;
+use crate::server::{Server, run};
+
+/// The name that the sentinel knows the master by.
+pub const MASTER: &str = "main";
+/// How long a group of servers may take to find each other.
+const TOGETHER_WITHIN: Duration = Duration::from_secs(60);
+
+/// One that forgets everything when it dies.
+pub fn start() -> Result<Server> {
+    launch(&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"])
+}
+
+/// One that has every write on the disk before it answers.
+pub fn start_durable() -> Result<Server> {
+    launch(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+}
+
+/// A master, its replica, and a sentinel that makes the replica the master when the master is gone for a second.
+#[derive(Debug)]
+pub struct Watched {
+    pub master: Server,
+    pub replica: Server,
+    pub sentinel: Server,
+}
+
+pub fn start_watched() -> Result<Watched> {
+    let master = start()?;
+    let master_port = master.port().to_string();
+    let replica = launch(&["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &master_port])?;
+    wait_until("the replica follows", || {
+        Ok(ask(replica.port(), &["info", "replication"])?.contains("master_link_status:up"))
+    })?;
+    let prepare = move |folder: &Path| {
+        let config = format!(
+            "sentinel monitor {MASTER} 127.0.0.1 {master_port} 1\n\
+             sentinel down-after-milliseconds {MASTER} 1000\n\
+             sentinel failover-timeout {MASTER} 3000\n"
+        );
+        std::fs::write(folder.join("sentinel.conf"), config)
+    };
+    let start = |folder: &Path, port: u16| {
+        let mut command = Command::new("redis-server");
+        command.arg(folder.join("sentinel.conf")).arg("--sentinel");
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).arg("--dir").arg(folder);
+        command
+    };
+    let sentinel = Server::launch("Redis sentinel", prepare, start, ready)?;
+    wait_until("the sentinel knows the replica", || {
+        let replicas = ask(sentinel.port(), &["sentinel", "replicas", MASTER])?;
+        Ok(replicas.contains(&replica.port().to_string()))
+    })?;
+    Ok(Watched { master, replica, sentinel })
+}
+
+/// Three nodes with a third of the slots each, and no replicas.
+pub fn start_cluster() -> Result<[Server; 3]> {
+    let node = || launch(&["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--save", ""]);
+    let nodes = [node()?, node()?, node()?];
+    let mut create = Command::new("redis-cli");
+    create.args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address().to_string()));
+    run(create.args(["--cluster-replicas", "0", "--cluster-yes"]))?;
+    for node in &nodes {
+        wait_until("the cluster is whole", || {
+            let info = ask(node.port(), &["cluster", "info"])?;
+            Ok(info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3"))
+        })?;
+    }
+    Ok(nodes)
+}
+
+fn launch(more: &[&str]) -> Result<Server> {
+    let more: Vec<String> = more.iter().map(|&arg| arg.to_owned()).collect();
+    let start = move |folder: &Path, port: u16| {
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(folder).args(&more);
+        command
+    };
+    Server::launch("Redis", |_| Ok(()), start, ready)
+}
+
+fn ready(port: u16) -> Command {
+    let mut command = client(port);
+    command.arg("ping");
+    command
+}
+
+/// Fails if Redis answers with an error.
+fn client(port: u16) -> Command {
+    let mut command = Command::new("redis-cli");
+    command.args(["-e", "-h", "127.0.0.1", "-p", &port.to_string()]);
+    command
+}
+
+/// What `redis-cli` says to this command.
+pub fn ask(port: u16, command: &[&str]) -> Result<String> {
+    run(client(port).args(command))
+}
+
+pub fn url(port: u16) -> String {
+    format!("redis://127.0.0.1:{port}/")
+}
+
+fn wait_until(what: &str, mut happened: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + TOGETHER_WITHIN;
+    while !happened()? {
+        if Instant::now() > deadline {
+            return Err(Error::other(format!("waited in vain: {what}")));
+        }
+        pause();
+    }
+    Ok(())
+}
