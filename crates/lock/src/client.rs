@@ -67,14 +67,18 @@ const CLEAR_WITHIN: Duration = Duration::from_secs(60);
 
 /// The locks of one Redis: one connection, one subscription and one watchdog for all of them. Cheap to clone.
 ///
-/// ```no_run
-/// # #[tokio::main] async fn main() -> stampede_lock::Result<()> {
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = stampede_testkit::redis::start()?;
+/// # let url = stampede_testkit::redis::url(server.port());
 /// use stampede_lock::{Config, Locks};
 ///
-/// let locks = Locks::connect("redis://127.0.0.1/", Config::default()).await?;
-/// let guard = locks.simple("nightly-report")?.lock().await?;
-/// // … alone …
+/// let locks = Locks::connect(url, Config::default()).await?;
+/// let report = locks.simple("nightly-report")?;
+/// let guard = report.lock().await?;
+/// assert!(report.try_lock().await.is_err(), "held");
 /// guard.release().await?;
+/// assert!(report.try_lock().await.is_ok());
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -144,6 +148,23 @@ impl Locks {
 
     /// A lock that its owner may enter again; it is free when every guard is released.
     ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = stampede_testkit::redis::start()?;
+    /// # let url = stampede_testkit::redis::url(server.port());
+    /// # use stampede_lock::{Config, Locks, Owner};
+    /// # let locks = Locks::connect(url, Config::default()).await?;
+    /// let (me, you) = (Owner::new(), Owner::new());
+    /// let outer = locks.reentrant("account", &me)?.lock().await?;
+    /// let inner = locks.reentrant("account", &me)?.lock().await?;
+    /// assert_eq!(outer.fence(), inner.fence());
+    /// outer.release().await?;
+    /// assert!(locks.reentrant("account", &you)?.try_lock().await.is_err(), "still held");
+    /// inner.release().await?;
+    /// assert!(locks.reentrant("account", &you)?.try_lock().await.is_ok());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// As with [`simple`](Self::simple).
     pub fn reentrant(&self, name: &str, owner: &Owner) -> Result<Lock> {
@@ -160,6 +181,22 @@ impl Locks {
     }
 
     /// Many readers or one writer.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = stampede_testkit::redis::start()?;
+    /// # let url = stampede_testkit::redis::url(server.port());
+    /// # use stampede_lock::{Config, Locks, Owner};
+    /// # let locks = Locks::connect(url, Config::default()).await?;
+    /// let (mine, yours) = (locks.read_write("page", &Owner::new())?, locks.read_write("page", &Owner::new())?);
+    /// let writing = mine.write().lock().await?;
+    /// assert!(yours.read().try_lock().await.is_err());
+    /// let reading = mine.downgrade(writing).await?;
+    /// let both = yours.read().lock().await?;
+    /// # reading.release().await?;
+    /// # both.release().await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// As with [`simple`](Self::simple).

@@ -50,15 +50,20 @@ impl Guard {
     /// Ends as soon as the lock is not surely held any more: Redis has forgotten it, or its lease has ended without a renewal. Also
     /// ends when the guard is released or dropped. Run it beside the work:
     ///
-    /// ```no_run
-    /// # async fn example(lock: stampede_lock::Lock) -> stampede_lock::Result<()> {
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = stampede_testkit::redis::start()?;
+    /// # let url = stampede_testkit::redis::url(server.port());
+    /// # use stampede_lock::{Config, Locks};
+    /// # let lock = Locks::connect(url, Config::default()).await?.simple("work")?;
     /// # async fn work() {}
     /// let guard = lock.lock().await?;
-    /// tokio::select! {
+    /// let done = tokio::select! {
     ///     () = work() => guard.release().await,
     ///     () = guard.lost() => Err(stampede_lock::Error::Lost),
-    /// }
-    /// # }
+    /// };
+    /// # done?;
+    /// # Ok(()) }
     /// ```
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
         let hold = self.hold.clone();
@@ -76,7 +81,7 @@ impl Guard {
     /// [`Error::Unreachable`] if Redis does not answer: it goes on in the background, and the lease ends it at the latest.
     pub async fn release(mut self) -> Result<()> {
         let Some(hold) = self.hold.clone() else { return Ok(()) };
-        self.shared.watchdog.forget(&hold.id);
+        self.shared.watchdog.forget(&hold);
         hold.end();
         let mut perhaps_done = false;
         let mut last = Error::Lost;
@@ -110,7 +115,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(hold) = self.hold.take() {
-            self.shared.watchdog.forget(&hold.id);
+            self.shared.watchdog.forget(&hold);
             hold.end();
             self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, None);
         }

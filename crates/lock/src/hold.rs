@@ -86,9 +86,9 @@ impl Named {
     /// Gives a hold back, or a place in line.
     pub(crate) async fn release(&self, link: &Link, hold: &str) -> Result<(Gone, u64), Failure> {
         let (value, generation) = link.run(self.kind.release(), &self.keys, &[hold, &self.channel]).await?;
-        let outcome = match &*String::from_redis_value(value).map_err(|error| Failure::Unknown(error.into()))? {
-            "freed" | "held" => Gone::Released,
-            "other" => Gone::Other,
+        let outcome = match &value {
+            Value::BulkString(said) if said == b"freed" || said == b"held" => Gone::Released,
+            Value::BulkString(said) if said == b"other" => Gone::Other,
             _ => Gone::Nobody,
         };
         Ok((outcome, generation))

@@ -58,6 +58,7 @@ impl<K: Eq + Hash> Shards<K> {
 }
 
 impl<K: Eq + Hash + Clone> Keyed<K> {
+    /// No key is held.
     pub fn new() -> Self {
         let shards = std::array::from_fn(|_| Mutex::new(HashMap::new()));
         Self { inner: Arc::new(Shards { hasher: RandomState::new(), shards }) }

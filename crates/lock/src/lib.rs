@@ -15,6 +15,8 @@
 //! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `link` is the connection, and
 //! `scripts` are the scripts in `lua/`.
 
+#![warn(missing_docs)]
+
 mod client;
 mod error;
 mod guard;

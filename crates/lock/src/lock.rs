@@ -207,10 +207,10 @@ impl<'a> Attempt<'a> {
     fn new(lock: &'a Lock, waits: bool) -> Self {
         let id = match lock.named.kind {
             // Readers are told apart by their owner.
-            Kind::Read => format!("{}:{}", lock.owner.as_str(), random_id()),
+            Kind::Read => format!("{}:{}", lock.owner.as_str(), random_id()).into(),
             _ => random_id(),
         };
-        Self { lock, id: id.into(), sent: None, waits, place: None, open: None, doubtful: false }
+        Self { lock, id, sent: None, waits, place: None, open: None, doubtful: false }
     }
 
     async fn carry_out(&mut self) -> std::result::Result<Tried, Failure> {
@@ -225,7 +225,9 @@ impl<'a> Attempt<'a> {
                 let lease = shared.config.watchdog_lease;
                 let place = Arc::new(Hold::new(named.clone(), self.id.clone(), lease, true, sent));
                 shared.watchdog.watch(place.clone());
-                self.place = Some(place);
+                if let Some(before) = self.place.replace(place) {
+                    shared.watchdog.forget(&before);
+                }
             }
             // Until it is in the hands of a guard.
             Ok(Tried::Held { .. }) => {}
@@ -277,10 +279,7 @@ impl<'a> Attempt<'a> {
         let hold = Arc::new(Hold::new(named.clone(), self.id.clone(), self.lock.lease(), false, sent));
         if lease.is_none() {
             shared.watchdog.watch(hold.clone());
-        } else if self.place.is_some() {
-            shared.watchdog.forget(&self.id);
         }
-        self.place = None;
         Guard::new(shared.clone(), hold, fence, std::mem::take(&mut self.doubtful))
     }
 }
@@ -288,7 +287,7 @@ impl<'a> Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if let Some(place) = self.place.take() {
-            self.lock.shared.watchdog.forget(&place.id);
+            self.lock.shared.watchdog.forget(&place);
             place.end();
         }
         if self.open.is_some() || self.doubtful {

@@ -14,15 +14,19 @@ use crate::scripts::Kind;
 ///
 /// It never waits for one lock while it holds another, so two of them with the same locks cannot wait for each other, whatever the order.
 ///
-/// ```no_run
-/// # async fn example(locks: stampede_lock::Locks) -> stampede_lock::Result<()> {
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = stampede_testkit::redis::start()?;
+/// # let url = stampede_testkit::redis::url(server.port());
+/// # use stampede_lock::{Config, Locks};
+/// # let locks = Locks::connect(url, Config::default()).await?;
 /// use stampede_lock::{Multi, Owner};
 ///
 /// let me = Owner::new();
 /// let both = Multi::new(vec![locks.reentrant("from", &me)?, locks.reentrant("to", &me)?])?;
 /// let guard = both.lock().await?;
-/// guard.release().await
-/// # }
+/// guard.release().await?;
+/// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
 pub struct Multi {

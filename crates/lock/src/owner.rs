@@ -21,7 +21,7 @@ pub struct Owner(Arc<str>);
 impl Owner {
     /// Somebody new: 128 random bits.
     pub fn new() -> Self {
-        Self(random_id().into())
+        Self(random_id())
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -43,6 +43,9 @@ impl fmt::Debug for Owner {
 }
 
 /// 128 random bits.
-pub(crate) fn random_id() -> String {
-    format!("{:032x}", rand::rng().random::<u128>())
+pub(crate) fn random_id() -> Arc<str> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let bits = rand::rng().random::<u128>();
+    let text: [u8; 32] = std::array::from_fn(|at| DIGITS[(bits >> (4 * at)) as usize & 15]);
+    std::str::from_utf8(&text).unwrap_or_default().into()
 }

@@ -22,14 +22,21 @@ const MAX_JITTER_MS: u64 = 30;
 ///
 /// It has no fencing token, because the clocks of the servers differ.
 ///
-/// ```no_run
-/// # async fn example(a: stampede_lock::Locks, b: stampede_lock::Locks, c: stampede_lock::Locks) -> stampede_lock::Result<()> {
-/// use stampede_lock::Red;
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use stampede_testkit::redis;
+/// # let servers = [redis::start()?, redis::start()?, redis::start()?];
+/// use stampede_lock::{Config, Locks, Red};
 ///
-/// let lock = Red::new(&[a, b, c], "leader")?;
-/// let guard = lock.lock().await?;
-/// guard.release().await
-/// # }
+/// let mut independent = Vec::new();
+/// for server in &servers {
+///     independent.push(Locks::connect(redis::url(server.port()), Config::default()).await?);
+/// }
+/// let leader = Red::new(&independent, "leader")?;
+/// servers[0].kill()?; // most of them are enough
+/// let guard = leader.lock().await?;
+/// guard.release().await?;
+/// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
 pub struct Red {

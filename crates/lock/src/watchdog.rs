@@ -18,7 +18,8 @@ const TOGETHER: usize = 256;
 pub(crate) struct Watchdog {
     /// A renewal is this old when it is done again.
     every: Duration,
-    holds: Mutex<HashMap<Arc<str>, Arc<Hold>>>,
+    /// By their addresses, which are theirs as long as they are here.
+    holds: Mutex<HashMap<usize, Arc<Hold>>>,
 }
 
 impl Watchdog {
@@ -27,18 +28,18 @@ impl Watchdog {
         Self { every: lease / 3, holds: Mutex::default() }
     }
 
-    fn holds(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Hold>>> {
+    fn holds(&self) -> MutexGuard<'_, HashMap<usize, Arc<Hold>>> {
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on it is renewed.
     pub(crate) fn watch(&self, hold: Arc<Hold>) {
-        self.holds().insert(hold.id.clone(), hold);
+        self.holds().insert(address(&hold), hold);
     }
 
     /// It is not renewed any more.
-    pub(crate) fn forget(&self, hold: &str) {
-        self.holds().remove(hold);
+    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
+        self.holds().remove(&address(hold));
     }
 
     /// How many are renewed.
@@ -79,12 +80,12 @@ impl Watchdog {
         };
         if gone {
             hold.end();
-            // Not another hold under the same id, which may have come meanwhile.
-            let mut holds = self.holds();
-            if holds.get(&hold.id).is_some_and(|known| Arc::ptr_eq(known, &hold)) {
-                holds.remove(&hold.id);
-            }
+            self.forget(&hold);
         }
         true
     }
+}
+
+fn address(hold: &Arc<Hold>) -> usize {
+    Arc::as_ptr(hold).addr()
 }
