@@ -59,7 +59,7 @@ impl Default for Config {
 
 /// How many abandoned holds are cleared up at once. More are left to their leases.
 const MAX_ABANDONED: usize = 4096;
-/// After a broken connection, what was sent on it may be carried out late: so long after the first look there is a second.
+/// What was sent may be carried out late, after a look that found nothing: so much later there is a second.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Clearing up goes on for at least so long.
@@ -134,7 +134,7 @@ impl Locks {
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Refused`].
     pub async fn ping(&self) -> Result<()> {
-        self.shared.link.send(&redis::cmd("PING")).await?;
+        self.shared.link.send(redis::cmd("PING")).await?;
         Ok(())
     }
 
@@ -255,9 +255,8 @@ impl ReadWrite {
 }
 
 impl Shared {
-    /// Clears up in the background what Redis may know under this id. `sent_on`: everything was sent on the connection of this
-    /// generation, or answered.
-    pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration, sent_on: Option<u64>) {
+    /// Clears up in the background what Redis may know under this id.
+    pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration) {
         let Ok(place) = self.abandoned.clone().try_acquire_owned() else {
             tracing::warn!("too many locks to clear up; this one ends with its lease");
             return;
@@ -265,18 +264,18 @@ impl Shared {
         let runtime = self.runtime.clone();
         // On a runtime that is shutting down this does nothing, and the lease ends it.
         runtime.spawn(async move {
-            self.clear_up(&lock, &id, Instant::now() + lease.max(CLEAR_WITHIN), sent_on).await;
+            self.clear_up(&lock, &id, Instant::now() + lease.max(CLEAR_WITHIN)).await;
             drop(place);
         });
     }
 
-    async fn clear_up(&self, lock: &Named, id: &str, until: Instant, sent_on: Option<u64>) {
+    async fn clear_up(&self, lock: &Named, id: &str, until: Instant) {
         let mut pause = Duration::from_millis(10);
         let mut looked = false;
         while Instant::now() < until {
             match lock.release(&self.link, id).await {
-                Ok((Gone::Released, _)) => return,
-                Ok((_, generation)) if looked || sent_on == Some(generation) => return,
+                Ok(Gone::Released) => return,
+                Ok(_) if looked => return,
                 Ok(_) => {
                     looked = true;
                     tokio::time::sleep(SECOND_LOOK).await;

@@ -87,7 +87,7 @@ impl Guard {
         let mut last = Error::Lost;
         for pause in TRIES {
             match hold.lock.release(&self.shared.link, &hold.id).await {
-                Ok((gone, _)) => {
+                Ok(gone) => {
                     if !self.doubtful {
                         self.hold = None;
                     }
@@ -117,7 +117,7 @@ impl Drop for Guard {
         if let Some(hold) = self.hold.take() {
             self.shared.watchdog.forget(&hold);
             hold.end();
-            self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, None);
+            self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease);
         }
     }
 }

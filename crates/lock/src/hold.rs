@@ -71,7 +71,7 @@ impl Named {
     ) -> Result<Tried, Failure> {
         let times = [lease, fence_memory, place].map(|time| time.as_millis().to_string());
         let args = [owner.as_str(), hold, &times[0], &times[1], &times[2]];
-        let (value, _) = link.run(self.kind.acquire(), &self.keys, &args).await?;
+        let value = link.run(self.kind.acquire(), &self.keys, &args).await?;
         read_tried(value).map_err(Failure::Unknown)
     }
 
@@ -79,19 +79,18 @@ impl Named {
     pub(crate) async fn acquire_plain(&self, link: &Link, hold: &str, lease: Duration) -> Result<bool, Failure> {
         let mut command = redis::cmd("SET");
         command.arg(&self.keys[0]).arg(hold).arg("NX").arg("PX").arg(lease.as_millis().to_string());
-        let (value, _) = link.send(&command).await?;
+        let value = link.send(command).await?;
         Ok(value == Value::Okay)
     }
 
     /// Gives a hold back, or a place in line.
-    pub(crate) async fn release(&self, link: &Link, hold: &str) -> Result<(Gone, u64), Failure> {
-        let (value, generation) = link.run(self.kind.release(), &self.keys, &[hold, &self.channel]).await?;
-        let outcome = match &value {
-            Value::BulkString(said) if said == b"freed" || said == b"held" => Gone::Released,
+    pub(crate) async fn release(&self, link: &Link, hold: &str) -> Result<Gone, Failure> {
+        let value = link.run(self.kind.release(), &self.keys, &[hold, &self.channel]).await?;
+        Ok(match &value {
+            Value::BulkString(said) if [&b"freed"[..], b"held", b"left"].contains(&&said[..]) => Gone::Released,
             Value::BulkString(said) if said == b"other" => Gone::Other,
             _ => Gone::Nobody,
-        };
-        Ok((outcome, generation))
+        })
     }
 }
 
@@ -162,7 +161,7 @@ impl Hold {
         let sent = Instant::now();
         let script = if self.in_line { Kind::keep() } else { self.lock.kind.renew() };
         let lease = self.lease.as_millis().to_string();
-        let (value, _) = link.run(script, &self.lock.keys, &[&*self.id, &lease]).await?;
+        let value = link.run(script, &self.lock.keys, &[&*self.id, &lease]).await?;
         let renewed = value == Value::Int(1);
         if renewed {
             self.extend(sent);

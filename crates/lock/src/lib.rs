@@ -12,8 +12,8 @@
 //! - [`promises`]: what each of them promises, and what not
 //!
 //! How it works inside, from the outside in: `lock` tries and waits, `told` is the subscription that wakes those who wait, `guard` and
-//! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `link` is the connection, and
-//! `scripts` are the scripts in `lua/`.
+//! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `link` and `line` are the
+//! connection, and `scripts` are the scripts in `lua/`.
 
 #![warn(missing_docs)]
 
@@ -22,6 +22,7 @@ mod error;
 mod guard;
 mod hold;
 pub mod keyed;
+mod line;
 mod link;
 mod lock;
 mod multi;

@@ -3,10 +3,10 @@
 //! A command is never sent again from here, but for the answer that Redis does not know the script: then it was not carried out.
 
 use std::fmt;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use redis::aio::{ConnectionLike as _, MultiplexedConnection, PubSub};
+use redis::aio::{ConnectionLike as _, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
@@ -14,6 +14,7 @@ use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResu
 use tokio::sync::Mutex;
 
 use crate::error::{Error, Result};
+use crate::line::Line;
 use crate::scripts::Script;
 
 /// Where the locks live.
@@ -70,7 +71,7 @@ enum Dial {
 
 #[derive(Clone)]
 enum Connection {
-    One(MultiplexedConnection),
+    One(Arc<Line>),
     Cluster(ClusterConnection),
 }
 
@@ -97,7 +98,7 @@ impl From<Failure> for Error {
 #[derive(Default)]
 struct State {
     connection: Option<Connection>,
-    /// Rises with every connection: two answers of one generation came in the order of their commands.
+    /// Rises with every connection.
     generation: u64,
     failed: Option<(Instant, RedisError)>,
 }
@@ -120,33 +121,30 @@ impl Link {
         Ok(Self { dial, connect_within, answer_within, state: RwLock::default(), dialing: Mutex::new(()) })
     }
 
-    /// The generation of the connection that the next command will probably go to.
-    pub(crate) fn generation(&self) -> u64 {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).generation
-    }
-
-    /// Sends a command; the answer, and the generation of the connection that it came on.
-    pub(crate) async fn send(&self, command: &Cmd) -> std::result::Result<(Value, u64), Failure> {
+    /// Sends a command.
+    pub(crate) async fn send(&self, command: Cmd) -> std::result::Result<Value, Failure> {
         let (connection, generation) = self.connection().await.map_err(Failure::NotSent)?;
         let answer = match connection {
-            Connection::One(mut one) => one.req_packed_command(command).await,
-            Connection::Cluster(mut cluster) => cluster.req_packed_command(command).await,
+            Connection::One(line) => line.send(command).await,
+            Connection::Cluster(mut cluster) => cluster.req_packed_command(&command).await.map_err(Failure::Unknown),
         };
-        let error = match answer.and_then(Value::extract_error) {
-            Ok(value) => return Ok((value, generation)),
-            Err(error) => error,
+        let error = match answer.map(Value::extract_error) {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => error,
+            Err(failure) => {
+                self.hang_up(generation);
+                return Err(match failure {
+                    // The cluster's connection gives the servers' own errors this way.
+                    Failure::Unknown(error) => Said::of(&error).failure(error),
+                    failure => failure,
+                });
+            }
         };
-        match Said::of(&error) {
-            Said::No => Err(Failure::Refused(error)),
-            Said::NotNow => {
-                self.hang_up(generation);
-                Err(Failure::NotSent(error))
-            }
-            Said::Nothing => {
-                self.hang_up(generation);
-                Err(Failure::Unknown(error))
-            }
+        let said = Said::of(&error);
+        if !matches!(said, Said::No) {
+            self.hang_up(generation);
         }
+        Err(said.failure(error))
     }
 
     /// Runs a script.
@@ -155,15 +153,15 @@ impl Link {
         script: &Script,
         keys: &[K],
         args: &[A],
-    ) -> std::result::Result<(Value, u64), Failure> {
+    ) -> std::result::Result<Value, Failure> {
         let command = |name: &'static str, what: &str| {
             let mut command = redis::cmd(name);
             command.arg(what).arg(keys.len()).arg(keys).arg(args);
             command
         };
-        match self.send(&command("EVALSHA", &script.hash)).await {
+        match self.send(command("EVALSHA", &script.hash)).await {
             Err(Failure::Refused(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.send(&command("EVAL", script.text)).await
+                self.send(command("EVAL", script.text)).await
             }
             outcome => outcome,
         }
@@ -260,10 +258,12 @@ impl Dial {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(Some(answer_within));
         Ok(match self {
-            Self::One(client) => Connection::One(client.get_multiplexed_async_connection_with_config(&config).await?),
+            Self::One(client) => {
+                Connection::One(Line::new(client.get_multiplexed_async_connection_with_config(&config).await?))
+            }
             Self::Sentinel(sentinel) => {
-                let connecting = sentinel.lock().await.async_get_client().await?;
-                Connection::One(connecting.get_multiplexed_async_connection_with_config(&config).await?)
+                let client = sentinel.lock().await.async_get_client().await?;
+                Connection::One(Line::new(client.get_multiplexed_async_connection_with_config(&config).await?))
             }
             Self::Cluster { client, .. } => Connection::Cluster(client.get_async_connection().await?),
         })
@@ -280,6 +280,14 @@ enum Said {
 }
 
 impl Said {
+    fn failure(self, error: RedisError) -> Failure {
+        match self {
+            Self::No => Failure::Refused(error),
+            Self::NotNow => Failure::NotSent(error),
+            Self::Nothing => Failure::Unknown(error),
+        }
+    }
+
     fn of(error: &RedisError) -> Self {
         use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly, TryAgain};
         match error.kind() {
@@ -290,6 +298,11 @@ impl Said {
             _ => Self::Nothing,
         }
     }
+}
+
+/// Is the connection of no use after this? The server's own errors come over one that works.
+pub(crate) fn is_broken(error: &RedisError) -> bool {
+    matches!(Said::of(error), Said::Nothing)
 }
 
 fn too_late() -> RedisError {

@@ -110,12 +110,12 @@ impl Lock {
         match self.named.kind {
             Kind::Simple => Ok(false),
             Kind::Reentrant | Kind::Fair | Kind::Write => {
-                let (value, _) = link.send(redis::cmd("HGET").arg(&self.named.keys[0]).arg("owner")).await?;
+                let value = link.send(redis::cmd("HGET").arg(&self.named.keys[0]).arg("owner").to_owned()).await?;
                 let owner = Option::<String>::from_redis_value(value).map_err(|error| Error::Refused(error.into()))?;
                 Ok(owner.as_deref() == Some(self.owner.as_str()))
             }
             Kind::Read => {
-                let (value, _) = link.send(redis::cmd("ZRANGE").arg(&self.named.keys[2]).arg(0).arg(-1)).await?;
+                let value = link.send(redis::cmd("ZRANGE").arg(&self.named.keys[2]).arg(0).arg(-1).to_owned()).await?;
                 let readers = Vec::<String>::from_redis_value(value).map_err(|error| Error::Refused(error.into()))?;
                 Ok(readers.iter().any(|reader| reader.starts_with(self.owner.as_str())))
             }
@@ -197,8 +197,8 @@ struct Attempt<'a> {
     waits: bool,
     /// The place in line.
     place: Option<Arc<Hold>>,
-    /// Redis may know the id: something is under way on the connection of this generation, or we stand in line.
-    open: Option<u64>,
+    /// Redis may know the id: something is under way, or we stand in line.
+    open: bool,
     /// A try was not answered. It may be carried out late, whatever a later one was told.
     doubtful: bool,
 }
@@ -210,14 +210,14 @@ impl<'a> Attempt<'a> {
             Kind::Read => format!("{}:{}", lock.owner.as_str(), random_id()).into(),
             _ => random_id(),
         };
-        Self { lock, id, sent: None, waits, place: None, open: None, doubtful: false }
+        Self { lock, id, sent: None, waits, place: None, open: false, doubtful: false }
     }
 
     async fn carry_out(&mut self) -> std::result::Result<Tried, Failure> {
         let Lock { shared, named, .. } = self.lock;
         let (first, sent) = (self.sent.is_none(), Instant::now());
         self.sent = Some(sent);
-        self.open = Some(shared.link.generation());
+        self.open = true;
         let outcome = self.ask(first).await;
         match &outcome {
             Ok(Tried::Busy { .. }) if named.kind == Kind::Fair && self.waits => {
@@ -234,7 +234,7 @@ impl<'a> Attempt<'a> {
             Err(Failure::Unknown(_)) => self.doubtful = true,
             // A place in line stays where it is.
             Err(Failure::NotSent(_)) if self.place.is_some() => {}
-            _ => self.open = None,
+            _ => self.open = false,
         }
         outcome
     }
@@ -273,7 +273,7 @@ impl<'a> Attempt<'a> {
 
     /// It is held.
     fn succeed(mut self, fence: Option<u64>) -> Guard {
-        self.open = None;
+        self.open = false;
         let Lock { shared, named, lease, .. } = self.lock;
         let sent = self.sent.unwrap_or_else(Instant::now);
         let hold = Arc::new(Hold::new(named.clone(), self.id.clone(), self.lock.lease(), false, sent));
@@ -290,10 +290,9 @@ impl Drop for Attempt<'_> {
             self.lock.shared.watchdog.forget(&place);
             place.end();
         }
-        if self.open.is_some() || self.doubtful {
+        if self.open || self.doubtful {
             let Lock { shared, named, .. } = self.lock;
-            let sent_on = self.open.filter(|_| !self.doubtful);
-            shared.clone().abandon(named.clone(), self.id.clone(), self.lock.lease(), sent_on);
+            shared.clone().abandon(named.clone(), self.id.clone(), self.lock.lease());
         }
     }
 }

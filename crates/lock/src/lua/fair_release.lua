@@ -4,7 +4,7 @@
 -- KEYS[4] the living
 -- ARGV[1] hold
 -- ARGV[2] channel on which the waiting are told: the first in line, and for how many ms it counts as alive
--- Returns 'freed', 'held', 'gone' or 'other'
+-- Returns 'freed', 'held', 'gone' or 'other'; 'left' if it was a place in the line
 local left = redis.call('ZREM', KEYS[3], ARGV[1])
 redis.call('ZREM', KEYS[4], ARGV[1])
 local outcome = give_back(KEYS[1], ARGV[1])
@@ -15,4 +15,4 @@ if outcome == 'freed' or (left == 1 and outcome == 'gone') then
         redis.call('PUBLISH', ARGV[2], first .. ' ' .. string.format('%.0f', alive_until - now_ms))
     end
 end
-return outcome
+return left == 1 and 'left' or outcome
