@@ -57,6 +57,7 @@ impl Default for Config {
     }
 }
 
+const MAX_FENCE_MEMORY: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 /// How many abandoned holds are cleared up at once. More are left to their leases.
 const MAX_ABANDONED: usize = 4096;
 /// What was sent may be carried out late, after a look that found nothing: so much later there is a second.
@@ -117,12 +118,12 @@ impl Locks {
     /// Outside of a Tokio runtime.
     pub fn new(servers: impl Into<Servers>, config: Config) -> Result<Self> {
         check_lease(config.watchdog_lease)?;
-        if config.fence_memory.as_millis() == 0 {
-            return Err(Error::setting("the memory of the fence must be at least a millisecond"));
+        if !(Duration::from_millis(1)..=MAX_FENCE_MEMORY).contains(&config.fence_memory) {
+            return Err(Error::setting("the memory of the fence must be between a millisecond and ten years"));
         }
         let runtime = Handle::current();
         let link = Arc::new(Link::new(servers.into(), config.connect_within, config.answer_within)?);
-        let (hub, watchdog) = (Arc::new(Hub::default()), Arc::new(Watchdog::new(config.watchdog_lease)));
+        let (hub, watchdog) = (Arc::new(Hub::new(&config)), Arc::new(Watchdog::new(config.watchdog_lease)));
         let listening = runtime.spawn(hub.clone().listen(link.clone())).abort_handle();
         let renewing = runtime.spawn(watchdog.clone().run(link.clone())).abort_handle();
         let (abandoned, tasks) = (Arc::new(Semaphore::new(MAX_ABANDONED)), [listening, renewing]);
@@ -255,8 +256,8 @@ impl ReadWrite {
 }
 
 impl Shared {
-    /// Clears up in the background what Redis may know under this id.
-    pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration) {
+    /// Clears up in the background what Redis may know under this id. `doubtful`: something unanswered may be carried out late.
+    pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration, doubtful: bool) {
         let Ok(place) = self.abandoned.clone().try_acquire_owned() else {
             tracing::warn!("too many locks to clear up; this one ends with its lease");
             return;
@@ -264,17 +265,17 @@ impl Shared {
         let runtime = self.runtime.clone();
         // On a runtime that is shutting down this does nothing, and the lease ends it.
         runtime.spawn(async move {
-            self.clear_up(&lock, &id, Instant::now() + lease.max(CLEAR_WITHIN)).await;
+            self.clear_up(&lock, &id, Instant::now() + lease.max(CLEAR_WITHIN), doubtful).await;
             drop(place);
         });
     }
 
-    async fn clear_up(&self, lock: &Named, id: &str, until: Instant) {
+    async fn clear_up(&self, lock: &Named, id: &str, until: Instant, doubtful: bool) {
         let mut pause = Duration::from_millis(10);
         let mut looked = false;
         while Instant::now() < until {
             match lock.release(&self.link, id).await {
-                Ok(Gone::Released) => return,
+                Ok(Gone::Released) if !doubtful => return,
                 Ok(_) if looked => return,
                 Ok(_) => {
                     looked = true;

@@ -31,7 +31,8 @@ impl Guard {
     /// The fencing token: higher for every new holder of the lock. Send it with every write, and let the resource refuse a lower one
     /// than it has seen: then it does not matter whether a holder knows that it has lost the lock.
     ///
-    /// The simple lock has none. Entering again gives the same token as the first time.
+    /// The simple lock has none. Entering again gives the same token as the first time, and so does reading while one writes; readers
+    /// get one each.
     pub fn fence(&self) -> Option<u64> {
         self.fence
     }
@@ -117,7 +118,7 @@ impl Drop for Guard {
         if let Some(hold) = self.hold.take() {
             self.shared.watchdog.forget(&hold);
             hold.end();
-            self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease);
+            self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, self.doubtful);
         }
     }
 }

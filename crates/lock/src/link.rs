@@ -1,8 +1,10 @@
 //! The way to Redis: one connection for all locks of a client, made anew when it breaks.
 //!
-//! A command is never sent again from here, but for the answer that Redis does not know the script: then it was not carried out.
+//! A command is never sent again from here, but for the answer that Redis does not know the script: then it was not carried out. (The
+//! client of a cluster may send one again by itself, which is why the scripts are idempotent.)
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -66,6 +68,8 @@ enum Dial {
     Cluster {
         client: ClusterClient,
         nodes: Vec<Client>,
+        /// The node to listen to next.
+        next: AtomicUsize,
     },
 }
 
@@ -123,7 +127,10 @@ impl Link {
 
     /// Sends a command.
     pub(crate) async fn send(&self, command: Cmd) -> std::result::Result<Value, Failure> {
-        let (connection, generation) = self.connection().await.map_err(Failure::NotSent)?;
+        let (connection, generation) = self.connection().await.map_err(|error| match Said::of(&error) {
+            Said::No => Failure::Refused(error),
+            _ => Failure::NotSent(error),
+        })?;
         let answer = match connection {
             Connection::One(line) => line.send(command).await,
             Connection::Cluster(mut cluster) => cluster.req_packed_command(&command).await.map_err(Failure::Unknown),
@@ -173,20 +180,23 @@ impl Link {
             match &self.dial {
                 Dial::One(client) => client.get_async_pubsub().await,
                 Dial::Sentinel(sentinel) => sentinel.lock().await.async_get_client().await?.get_async_pubsub().await,
-                // Every node of a cluster hears what is published on any of them.
-                Dial::Cluster { nodes, .. } => {
-                    let mut outcome = Err((ErrorKind::ClusterConnectionNotFound, "no node of the cluster").into());
-                    for node in nodes {
-                        outcome = node.get_async_pubsub().await;
-                        if outcome.is_ok() {
-                            break;
-                        }
-                    }
-                    outcome
+                // Every node of a cluster hears what is published on any of them. Another one each time, as one may not answer.
+                Dial::Cluster { nodes, next, .. } => {
+                    let at = next.fetch_add(1, Ordering::Relaxed) % nodes.len().max(1);
+                    let node = nodes.get(at).ok_or((ErrorKind::ClusterConnectionNotFound, "no node of the cluster"))?;
+                    node.get_async_pubsub().await
                 }
             }
         };
-        tokio::time::timeout(self.connect_within, connecting).await.unwrap_or_else(|_| Err(too_late()))
+        tokio::time::timeout(self.dial_within(), connecting).await.unwrap_or_else(|_| Err(too_late()))
+    }
+
+    /// Sentinels and nodes of a cluster may have to be asked before the connection is made, and one of them may not answer.
+    fn dial_within(&self) -> Duration {
+        match self.dial {
+            Dial::One(_) => self.connect_within,
+            Dial::Sentinel(_) | Dial::Cluster { .. } => 3 * self.connect_within,
+        }
     }
 
     async fn connection(&self) -> RedisResult<(Connection, u64)> {
@@ -197,7 +207,7 @@ impl Link {
         if let Some(known) = self.known() {
             return known;
         }
-        let dialed = tokio::time::timeout(self.connect_within, self.dial.connect(self.answer_within)).await;
+        let dialed = tokio::time::timeout(self.dial_within(), self.dial.connect(self.answer_within)).await;
         let dialed = dialed.unwrap_or_else(|_| Err(too_late()));
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         match dialed {
@@ -224,8 +234,12 @@ impl Link {
         }
     }
 
-    /// What is under way on the connection may still be answered; nothing new goes there.
+    /// What is under way on the connection may still be answered; nothing new goes there. A cluster's connection sees to its nodes itself:
+    /// one that does not answer is no reason to leave the others.
     fn hang_up(&self, generation: u64) {
+        if matches!(self.dial, Dial::Cluster { .. }) {
+            return;
+        }
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if state.generation == generation {
             state.connection = None;
@@ -248,7 +262,7 @@ impl Dial {
                     .response_timeout(answer_within)
                     .overall_response_timeout(Some(answer_within))
                     .build()?;
-                Self::Cluster { client, nodes }
+                Self::Cluster { client, nodes, next: AtomicUsize::new(0) }
             }
         })
     }
@@ -305,7 +319,7 @@ pub(crate) fn is_broken(error: &RedisError) -> bool {
     matches!(Said::of(error), Said::Nothing)
 }
 
-fn too_late() -> RedisError {
+pub(crate) fn too_late() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 

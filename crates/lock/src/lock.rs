@@ -18,6 +18,8 @@ use crate::told::{Told, Waiter, Wake};
 /// After Redis could not be reached; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A read lock that was dropped is released in the background within this time.
+const UPGRADE_GRACE: Duration = Duration::from_secs(2);
 /// The times are Redis' and ours, in whole milliseconds: a look this much later finds the lease ended.
 const AFTER: Duration = Duration::from_millis(2);
 
@@ -115,7 +117,13 @@ impl Lock {
                 Ok(owner.as_deref() == Some(self.owner.as_str()))
             }
             Kind::Read => {
-                let value = link.send(redis::cmd("ZRANGE").arg(&self.named.keys[2]).arg(0).arg(-1).to_owned()).await?;
+                let value = link.send(redis::cmd("TIME")).await?;
+                let (seconds, micros) =
+                    <(u64, u64)>::from_redis_value(value).map_err(|error| Error::Refused(error.into()))?;
+                let now_ms = seconds * 1000 + micros / 1000;
+                let mut readers = redis::cmd("ZRANGEBYSCORE");
+                readers.arg(&self.named.keys[2]).arg(format!("({now_ms}")).arg("+inf");
+                let value = link.send(readers).await?;
                 let readers = Vec::<String>::from_redis_value(value).map_err(|error| Error::Refused(error.into()))?;
                 Ok(readers.iter().any(|reader| reader.starts_with(self.owner.as_str())))
             }
@@ -133,13 +141,14 @@ impl Lock {
             Kind::Fair => Wake::Named,
             Kind::Read | Kind::Write => Wake::All,
         };
-        self.shared.hub.join(&self.named.channel, mode, id)
+        self.shared.hub.join(&self.named.channel, mode, id, &self.owner)
     }
 
     pub(crate) async fn acquire(&self, wait: Wait) -> Result<Guard> {
         let mut attempt = Attempt::new(self, wait != Wait::No);
         let mut waiter: Option<Waiter> = None;
         let mut pause = FIRST_PAUSE;
+        let mut upgrading_since = None;
         loop {
             let (problem, look_in) = match attempt.carry_out().await {
                 Ok(Tried::Held { fence }) => {
@@ -148,7 +157,14 @@ impl Lock {
                     }
                     return Ok(attempt.succeed(fence));
                 }
-                Ok(Tried::Upgrade) => return Err(Error::Upgrade),
+                Ok(Tried::Upgrade) => {
+                    // Perhaps it was released a moment ago, and that is still on its way.
+                    let since = *upgrading_since.get_or_insert_with(Instant::now);
+                    if wait == Wait::No || since.elapsed() > UPGRADE_GRACE {
+                        return Err(Error::Upgrade);
+                    }
+                    (Error::Upgrade, FIRST_PAUSE)
+                }
                 Ok(Tried::Busy { remaining }) => {
                     if self.give_up_early && remaining.is_some_and(|remaining| remaining > wait.left()) {
                         return Err(Error::NotAcquired { remaining });
@@ -233,7 +249,7 @@ impl<'a> Attempt<'a> {
             Ok(Tried::Held { .. }) => {}
             Err(Failure::Unknown(_)) => self.doubtful = true,
             // A place in line stays where it is.
-            Err(Failure::NotSent(_)) if self.place.is_some() => {}
+            Err(_) if self.place.is_some() => {}
             _ => self.open = false,
         }
         outcome
@@ -254,8 +270,9 @@ impl<'a> Attempt<'a> {
         let mut look_at = Instant::now() + look_in.min(wait.left());
         let place_lost = async {
             match &self.place {
-                Some(place) => place.lost().await,
-                None => std::future::pending().await,
+                Some(place) if place.is_sure() => place.lost().await,
+                // None, or known to be lost: looking will take another.
+                _ => std::future::pending().await,
             }
         };
         tokio::pin!(place_lost);
@@ -292,7 +309,7 @@ impl Drop for Attempt<'_> {
         }
         if self.open || self.doubtful {
             let Lock { shared, named, .. } = self.lock;
-            shared.clone().abandon(named.clone(), self.id.clone(), self.lock.lease());
+            shared.clone().abandon(named.clone(), self.id.clone(), self.lock.lease(), self.doubtful);
         }
     }
 }

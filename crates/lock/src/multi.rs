@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
+use rand::RngExt as _;
 
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lock::{Lock, Wait};
 use crate::scripts::Kind;
+
+const MAX_JITTER_US: u64 = 10_000;
 
 /// Several locks as one: all or none of them. They may be of any kind but fair, and on different servers. Re-entrant if its locks are.
 ///
@@ -113,6 +116,7 @@ impl Multi {
                 return Err(problem);
             }
             first = at;
+            jitter(wait).await;
         }
     }
 }
@@ -143,6 +147,12 @@ impl MultiGuard {
     pub async fn release(self) -> Result<()> {
         release_all(self.guards).await
     }
+}
+
+/// Two who got in each other's way try again at different times.
+pub(crate) async fn jitter(wait: Wait) {
+    let pause = Duration::from_micros(rand::rng().random_range(0..MAX_JITTER_US));
+    tokio::time::sleep(pause.min(wait.left())).await;
 }
 
 /// Releases all of them at once; the first error, if any.

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use futures_util::future::{join_all, select_all};
-use rand::RngExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use crate::client::Locks;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
+use crate::link::too_late;
 use crate::lock::{Lock, Wait};
-use crate::multi::release_all;
-use crate::told::Told;
+use crate::multi::{jitter, release_all};
+use crate::told::{Told, Waiter};
 
-/// Two who got in each other's way try again at different times.
-const MAX_JITTER_MS: u64 = 30;
+/// When to try again if nobody has the majority, or too few can tell.
+const SPLIT: Duration = Duration::from_millis(200);
 
 /// A lock on most of at least three independent servers: it holds as long as most of them live, and keep their memory and their time.
 /// The servers must not be replicas of each other.
@@ -105,23 +107,17 @@ impl Red {
     }
 
     async fn acquire(&self, wait: Wait) -> Result<RedGuard> {
-        let mut waiters: Vec<Option<_>> = self.locks.iter().map(|_| None).collect();
+        let mut waiters: Vec<Option<Waiter>> = self.locks.iter().map(|_| None).collect();
         loop {
-            let tries = join_all(self.locks.iter().map(Lock::try_lock)).await;
-            let (mut guards, mut problems) = (Vec::new(), Vec::new());
-            for (at, tried) in tries.into_iter().enumerate() {
-                match tried {
-                    Ok(guard) => guards.push(guard),
-                    Err(error) => problems.push((at, error)),
-                }
-            }
+            let (guards, problems) = self.try_all().await;
             // Sure means: held when the last of them answered, less what clocks may differ by.
             if guards.iter().filter(|guard| guard.is_sure()).count() >= self.most() {
                 return Ok(RedGuard { guards, most: self.most() });
             }
+            let some = !guards.is_empty();
             // What cannot be released now is released in the background.
             let _ = release_all(guards).await;
-            let problem = worst(problems.iter().map(|(_, error)| error));
+            let problem = self.tell(&problems);
             if !problem.may_retry() || wait.left().is_zero() {
                 return Err(problem);
             }
@@ -129,43 +125,76 @@ impl Red {
             let mut fresh = false;
             for (at, _) in &problems {
                 if waiters[*at].is_none() {
-                    let mut waiter = self.locks[*at].join(&Arc::from("red"));
-                    waiter.ready(wait.left().min(self.locks[*at].shared.config.answer_within)).await;
+                    let lock = &self.locks[*at];
+                    let mut waiter = lock.join(&Arc::from("red"));
+                    waiter.ready(wait.left().min(lock.shared.config.answer_within)).await;
                     waiter.forget();
                     waiters[*at] = Some(waiter);
                     fresh = true;
                 }
             }
-            if !fresh {
-                let look_in = problems.iter().map(|(_, error)| look_in(error)).min().unwrap_or_default();
+            let told: Vec<_> = problems.iter().filter_map(|(at, _)| waiters[*at].as_ref()).collect();
+            if !fresh && !told.is_empty() {
+                // If several got some each, nobody may be told.
+                let remaining = problems.iter().filter_map(|(_, problem)| remaining(problem)).min();
+                let look_in = remaining.filter(|_| !some).unwrap_or(SPLIT);
                 let look_at = Instant::now() + look_in.min(wait.left());
-                let told = problems.iter().filter_map(|(at, _)| waiters[*at].as_ref());
-                let told =
-                    select_all(told.map(|waiter| Box::pin(async move { while waiter.told().await != Told::Look {} })));
+                let told = select_all(
+                    told.into_iter().map(|waiter| Box::pin(async move { while waiter.told().await != Told::Look {} })),
+                );
                 let _ = tokio::time::timeout_at(look_at, told).await;
             }
-            let jitter = Duration::from_millis(rand::rng().random_range(0..MAX_JITTER_MS));
-            tokio::time::sleep(jitter.min(wait.left())).await;
+            jitter(wait).await;
         }
     }
-}
 
-/// When it is worth trying again after this.
-fn look_in(problem: &Error) -> Duration {
-    match problem {
-        Error::NotAcquired { remaining: Some(remaining) } => *remaining,
-        _ => Duration::from_millis(200),
+    /// Tries all servers at once. One that does not answer is not waited for longer than the lease allows, nor much longer than
+    /// the others need.
+    async fn try_all(&self) -> (Vec<Guard>, Vec<(usize, Error)>) {
+        let lease = self.locks[0].lease();
+        let mut deadline = Instant::now() + lease / 3;
+        let mut tries: FuturesUnordered<_> =
+            self.locks.iter().enumerate().map(|(at, lock)| async move { (at, lock.try_lock().await) }).collect();
+        let (mut guards, mut problems) = (Vec::new(), Vec::new());
+        let mut late: Vec<usize> = (0..self.locks.len()).collect();
+        while let Ok(Some((at, tried))) = tokio::time::timeout_at(deadline, tries.next()).await {
+            late.retain(|&other| other != at);
+            match tried {
+                Ok(guard) => guards.push(guard),
+                Err(error) => problems.push((at, error)),
+            }
+            if guards.len() == self.most() {
+                deadline = deadline.min(Instant::now() + lease / 20);
+            }
+        }
+        // Dropped, they clear up after themselves.
+        drop(tries);
+        problems.extend(late.into_iter().map(|at| (at, Error::Unreachable(too_late()))));
+        (guards, problems)
+    }
+
+    /// What to tell: that somebody has it, unless so many have another problem that waiting does not mend it.
+    fn tell(&self, problems: &[(usize, Error)]) -> Error {
+        let of =
+            |wanted: fn(&Error) -> bool| problems.iter().map(|(_, error)| error).filter(move |error| wanted(error));
+        let lasting = |error: &Error| !error.may_retry();
+        if of(lasting).count() > self.locks.len() - self.most() {
+            return of(lasting).next().cloned().unwrap_or(Error::Lost);
+        }
+        let busy = of(|error| matches!(error, Error::NotAcquired { .. })).next();
+        let away = of(|error| matches!(error, Error::Unreachable(_)));
+        if away.clone().count() > self.locks.len() - self.most() {
+            return away.clone().next().cloned().unwrap_or(Error::NotAcquired { remaining: None });
+        }
+        busy.cloned().unwrap_or(Error::NotAcquired { remaining: None })
     }
 }
 
-/// What to tell: that somebody has it, unless there is something that waiting does not mend.
-fn worst<'a>(problems: impl Iterator<Item = &'a Error>) -> Error {
-    let rank = |error: &Error| match error {
-        Error::NotAcquired { .. } => 1,
-        Error::Unreachable(_) => 0,
-        _ => 2,
-    };
-    problems.max_by_key(|error| rank(error)).cloned().unwrap_or(Error::NotAcquired { remaining: None })
+fn remaining(problem: &Error) -> Option<Duration> {
+    match problem {
+        Error::NotAcquired { remaining } => *remaining,
+        _ => None,
+    }
 }
 
 impl RedGuard {

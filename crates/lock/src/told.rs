@@ -13,8 +13,11 @@ use futures_util::StreamExt as _;
 use redis::RedisResult;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
-use crate::link::Link;
+use crate::client::Config;
+use crate::link::{Link, too_late};
+use crate::owner::Owner;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -42,6 +45,7 @@ pub(crate) enum Told {
 #[derive(Debug)]
 struct Place {
     id: Arc<str>,
+    owner: Owner,
     told: Mutex<Option<Told>>,
     wake: Notify,
 }
@@ -58,11 +62,14 @@ struct Channel {
 type Channels = HashMap<Arc<str>, Channel>;
 
 /// The waiters of a client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Hub {
     channels: Mutex<Channels>,
     /// A channel came or went.
     changed: Notify,
+    answer_within: Duration,
+    /// The connection is asked for a sign of life this often: one that is silent looks like one that has nothing to say.
+    ping_every: Duration,
 }
 
 /// A place among those who wait for a lock. It is left by dropping it.
@@ -76,12 +83,18 @@ pub(crate) struct Waiter {
 }
 
 impl Hub {
+    pub(crate) fn new(config: &Config) -> Self {
+        let (answer_within, ping_every) = (config.answer_within, config.watchdog_lease / 3);
+        Self { channels: Mutex::default(), changed: Notify::new(), answer_within, ping_every }
+    }
+
     fn channels(&self) -> MutexGuard<'_, Channels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn join(self: &Arc<Self>, channel: &Arc<str>, mode: Wake, id: &Arc<str>) -> Waiter {
-        let place = Arc::new(Place { id: id.clone(), told: Mutex::new(None), wake: Notify::new() });
+    pub(crate) fn join(self: &Arc<Self>, channel: &Arc<str>, mode: Wake, id: &Arc<str>, owner: &Owner) -> Waiter {
+        let place =
+            Arc::new(Place { id: id.clone(), owner: owner.clone(), told: Mutex::new(None), wake: Notify::new() });
         let mut channels = self.channels();
         let known = channels.entry(channel.clone()).or_insert_with(|| {
             self.changed.notify_one();
@@ -98,7 +111,11 @@ impl Hub {
         let Some(channel) = channels.get(channel) else { return };
         match channel.mode {
             Wake::One => channel.tell_one(),
-            Wake::All => channel.tell_all(),
+            // A number: so many milliseconds until it may be free.
+            Wake::All => match message.parse() {
+                Ok(ms) => channel.waiting.iter().for_each(|place| place.tell(Told::LookIn(Duration::from_millis(ms)))),
+                Err(_) => channel.tell_all(),
+            },
             Wake::Named => {
                 let (name, alive_ms) = message.split_once(' ').unwrap_or((message, ""));
                 let later = Duration::from_millis(alive_ms.parse().unwrap_or(0));
@@ -116,30 +133,30 @@ impl Hub {
             while self.channels().is_empty() {
                 self.changed.notified().await;
             }
-            match link.listen().await {
+            let outcome = match link.listen().await {
                 Ok(connection) => {
-                    pause = FIRST_PAUSE;
                     let (sink, messages) = connection.split();
-                    if let Err(error) = self.serve(sink, messages).await {
-                        tracing::debug!(%error, "the subscription broke; making it anew");
-                    }
+                    self.serve(sink, messages, &mut pause).await
                 }
-                Err(error) => {
-                    tracing::debug!(%error, "cannot subscribe");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "no subscription; trying again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
             self.channels().values().for_each(|channel| _ = channel.subscribed.send_replace(false));
         }
     }
 
     /// Serves one connection until it breaks, or until nobody has needed it for a while.
-    async fn serve(&self, mut sink: PubSubSink, mut messages: PubSubStream) -> RedisResult<()> {
+    async fn serve(&self, mut sink: PubSubSink, mut messages: PubSubStream, pause: &mut Duration) -> RedisResult<()> {
         let mut subscribed = HashSet::new();
         // What nobody waits for any more is given up late: the next waiter is often near.
         let mut sweep = tokio::time::interval(SWEEP);
+        let mut ping = tokio::time::interval_at(Instant::now() + self.ping_every, self.ping_every);
         self.subscribe(&mut sink, &mut subscribed).await?;
+        *pause = FIRST_PAUSE;
         loop {
             tokio::select! {
                 message = messages.next() => match message {
@@ -159,11 +176,16 @@ impl Hub {
                         return Ok(());
                     }
                     for channel in idle {
-                        sink.unsubscribe(&*channel).await?;
+                        self.in_time(sink.unsubscribe(&*channel)).await?;
                     }
                 }
+                _ = ping.tick() => self.in_time(sink.ping::<redis::Value>()).await.map(drop)?,
             }
         }
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+        tokio::time::timeout(self.answer_within, work).await.unwrap_or_else(|_| Err(too_late()))
     }
 
     /// Subscribes what is waited for and not subscribed yet.
@@ -175,7 +197,7 @@ impl Hub {
         };
         for channel in fresh {
             if !subscribed.contains(&channel) {
-                sink.subscribe(&*channel).await?;
+                self.in_time(sink.subscribe(&*channel)).await?;
                 subscribed.insert(channel.clone());
             }
             if let Some(known) = self.channels().get(&channel) {
@@ -248,6 +270,11 @@ impl Drop for Waiter {
         let mut channels = self.hub.channels();
         let Some(channel) = channels.get_mut(&self.channel) else { return };
         channel.waiting.retain(|place| !Arc::ptr_eq(place, &self.place));
+        if self.done {
+            // Who has the same owner may enter, too.
+            let same = channel.waiting.iter().filter(|place| place.owner == self.place.owner);
+            same.for_each(|place| place.tell(Told::Look));
+        }
         if channel.waiting.is_empty() {
             channels.remove(&self.channel);
             self.hub.changed.notify_one();

@@ -12,7 +12,7 @@ if outcome == 'freed' or (left == 1 and outcome == 'gone') then
     local now_ms = math.floor(now_us() / 1000)
     local first, alive_until = first_alive(KEYS[3], KEYS[4], now_ms)
     if first then
-        redis.call('PUBLISH', ARGV[2], first .. ' ' .. string.format('%.0f', alive_until - now_ms))
+        redis.pcall('PUBLISH', ARGV[2], first .. ' ' .. string.format('%.0f', alive_until - now_ms))
     end
 end
 return left == 1 and 'left' or outcome

@@ -11,8 +11,10 @@ local writer = redis.call('HGET', KEYS[1], 'owner')
 if writer and writer ~= ARGV[1] then
     return { 0, redis.call('PTTL', KEYS[1]) }
 end
+-- Who writes reads with the token of its writing.
+local fence = writer and redis.call('HGET', KEYS[1], 'fence') or next_fence(KEYS[2], ARGV[4])
 local now_ms = math.floor(now_us() / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
 redis.call('ZADD', KEYS[3], string.format('%.0f', now_ms + ARGV[3]), ARGV[2])
 live(KEYS[3], ARGV[3])
-return { 1, next_fence(KEYS[2], ARGV[4]) }
+return { 1, fence }

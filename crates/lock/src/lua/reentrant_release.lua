@@ -5,6 +5,6 @@
 -- Returns 'freed', 'held', 'gone' or 'other'
 local outcome = give_back(KEYS[1], ARGV[1])
 if outcome == 'freed' then
-    redis.call('PUBLISH', ARGV[2], '')
+    redis.pcall('PUBLISH', ARGV[2], '')
 end
 return outcome

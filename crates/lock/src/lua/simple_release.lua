@@ -6,7 +6,7 @@
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
     redis.call('DEL', KEYS[1])
-    redis.call('PUBLISH', ARGV[2], '')
+    redis.pcall('PUBLISH', ARGV[2], '')
     return 'freed'
 end
 return holder and 'other' or 'gone'

@@ -4,7 +4,7 @@ use stampede_lock::{Config, Owner};
 use stampede_testkit::{count, redis};
 use tokio::sync::mpsc;
 
-use crate::support::{SHORT, ask, connect, example, long, short, until};
+use crate::support::{SHORT, ask, connect, example, long, quiet, short, until};
 
 fn in_line(server: &stampede_testkit::Server) -> u64 {
     ask(server, &["zcard", "lock:{work}:line"]).parse().unwrap()
@@ -27,10 +27,16 @@ async fn first_come_first_served_over_several_clients() {
         until("it stands in line", || in_line(&server) == turn + 1).await;
     }
     // Who only tries does not jump the line.
+    let tries = clients[1].clone();
+    let trying = tokio::spawn(async move {
+        while tries.fair("work", &Owner::new()).unwrap().try_lock().await.is_err() {}
+        99
+    });
     guard.release().await.unwrap();
     for turn in 0..waiters {
         assert_eq!(heard.recv().await, Some(turn));
     }
+    assert_eq!(trying.await.unwrap(), 99);
     until("everything is gone", || ask(&server, &["--raw", "keys", "lock:{work}*"]) == "lock:{work}:fence").await;
 }
 
@@ -92,4 +98,44 @@ async fn who_gives_up_leaves_the_line_and_the_next_is_told() {
     let started = Instant::now();
     third.await.unwrap().unwrap().release().await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+/// While Redis is away for longer than a place lasts, who waits in line waits, and does nothing else.
+#[tokio::test]
+async fn who_waits_in_line_sleeps_while_redis_is_away() {
+    let server = redis::start().unwrap();
+    let locks = connect(&server, long()).await;
+    let guard = locks.fair("work", &Owner::new()).unwrap().lock().await.unwrap();
+    let mut node = example("contend", &["fair", "work", "8", "1", &redis::url(server.port())], Some(SHORT));
+    until("they stand in line", || in_line(&server) == 8).await;
+    server.kill().unwrap();
+    tokio::time::sleep(3 * SHORT).await;
+    let before = cpu_ms(node.pid());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let spent = cpu_ms(node.pid()) - before;
+    assert!(spent < 300, "{spent} ms of processor time in a second of waiting");
+    assert!(node.ended().unwrap().is_none());
+    drop(guard);
+}
+
+fn cpu_ms(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // In hundredths of a second, user and system.
+    10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+}
+
+/// Redis may evict one of the keys and keep the other.
+#[tokio::test]
+async fn a_line_without_its_living_does_not_block() {
+    let server = redis::start().unwrap();
+    let locks = connect(&server, long()).await;
+    let guard = locks.fair("work", &Owner::new()).unwrap().lock().await.unwrap();
+    ask(&server, &["zadd", "lock:{work}:line", "1", "nobody"]);
+    let waited = locks.fair("work", &Owner::new()).unwrap();
+    let waiting = tokio::spawn(async move { waited.lock().await });
+    quiet(&server).await;
+    guard.release().await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
 }

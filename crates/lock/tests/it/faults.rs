@@ -6,7 +6,7 @@ use stampede_lock::{Config, Error, Locks, Multi, Owner, Red, Servers};
 use stampede_testkit::redis::{MASTER, Watched};
 use stampede_testkit::{count, redis};
 
-use crate::support::{SHORT, ask, connect, long, short, until};
+use crate::support::{ask, connect, long, short, until};
 
 #[tokio::test]
 async fn redis_dies_and_forgets_while_the_lock_is_held() {
@@ -170,7 +170,7 @@ async fn held_and_waited_for_while_a_replica_takes_over() {
     unknown.lost().await;
     assert!(known.is_sure(), "it was renewed on the new master");
     known.release().await.unwrap();
-    waiting.await.unwrap().unwrap().release().await.unwrap();
-    tokio::time::sleep(SHORT).await;
+    let next = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
     assert_eq!(ask(&watched.replica, &["exists", "lock:{known}"]), "0");
 }

@@ -1,9 +1,10 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use stampede_lock::{Error, Locks, Multi, Owner, Red};
-use stampede_testkit::{Server, redis};
+use stampede_lock::{Config, Error, Locks, Multi, Owner, Red};
+use stampede_testkit::proxy::Fault;
+use stampede_testkit::{Proxy, Server, redis};
 
-use crate::support::{SHORT, ask, connect, long, short, until};
+use crate::support::{SHORT, ask, connect, long, short, through, until};
 
 async fn servers(number: usize) -> (Vec<Server>, Vec<Locks>) {
     let servers: Vec<Server> = (0..number).map(|_| redis::start().unwrap()).collect();
@@ -115,4 +116,44 @@ async fn red_is_told_when_the_lock_is_free() {
     let guard = red().with_lease(lease).unwrap().lock().await.unwrap();
     guard.lost().await;
     red().lock_within(Duration::from_secs(5)).await.unwrap().release().await.unwrap();
+}
+
+/// One server hangs. The others are enough, and nobody waits for it longer than the lease allows.
+#[tokio::test]
+async fn red_does_not_wait_for_a_server_that_hangs() {
+    let (servers, mut locks) = servers(3).await;
+    let proxy = Proxy::start(servers[2].address()).await.unwrap();
+    locks[2] = through(&proxy, Config { answer_within: Duration::from_secs(5), ..short() }).await;
+    proxy.set(Fault::Hang);
+    let lease = Duration::from_millis(300);
+    let red = || Red::new(&locks, "leader").unwrap().with_lease(lease).unwrap();
+    for _ in 0..3 {
+        let started = Instant::now();
+        let guard = red().lock().await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        assert!(guard.is_sure());
+        guard.release().await.unwrap();
+    }
+    // Two that hang are too many.
+    servers[1].signal("STOP").unwrap();
+    let refused = red().lock_within(Duration::from_millis(500)).await.unwrap_err();
+    servers[1].signal("CONT").unwrap();
+    assert!(matches!(refused, Error::Unreachable(_)), "{refused}");
+}
+
+/// A server that refuses is like one that is away: the others decide.
+#[tokio::test]
+async fn red_waits_though_one_server_refuses() {
+    let (servers, locks) = servers(3).await;
+    let red = || Red::new(&locks, "leader").unwrap();
+    ask(&servers[2], &["lpush", "lock:{leader}", "something else"]);
+    let guard = red().lock().await.unwrap();
+    let waited = red();
+    let waiting = tokio::spawn(async move { waited.lock().await });
+    until("it waits", || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
+    guard.release().await.unwrap();
+    let guard = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
+    guard.release().await.unwrap();
+    ask(&servers[1], &["lpush", "lock:{leader}", "something else"]);
+    assert!(matches!(red().lock().await, Err(Error::Refused(_))));
 }

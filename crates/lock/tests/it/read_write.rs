@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use stampede_lock::{Error, Owner};
 use stampede_testkit::redis;
 
-use crate::support::{SHORT, ask, connect, long, short, until};
+use crate::support::{SHORT, ask, connect, long, quiet, short, until};
 
 #[tokio::test]
 async fn many_read_or_one_writes() {
@@ -48,6 +48,7 @@ async fn who_writes_may_read_and_come_down_but_not_the_other_way() {
     let writing = mine.write().lock().await.unwrap();
     let again = mine.write().lock().await.unwrap();
     let reading = mine.read().lock().await.unwrap();
+    assert_eq!(reading.fence(), writing.fence());
     again.release().await.unwrap();
     assert!(theirs.read().try_lock().await.is_err(), "still written");
     // Down: readers may come, writers may not.
@@ -58,10 +59,13 @@ async fn who_writes_may_read_and_come_down_but_not_the_other_way() {
     assert!(theirs.write().try_lock().await.is_err());
     // Up would mean to wait for oneself.
     let started = Instant::now();
+    assert!(matches!(mine.write().try_lock().await, Err(Error::Upgrade)));
     assert!(matches!(mine.write().lock().await, Err(Error::Upgrade)));
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(10));
     came_down.release().await.unwrap();
-    mine.write().try_lock().await.unwrap().release().await.unwrap();
+    // Released in the background: a moment later.
+    drop(mine.read().lock().await.unwrap());
+    mine.write().lock().await.unwrap().release().await.unwrap();
     assert_eq!(ask(&server, &["exists", "lock:{work}", "lock:{work}:readers"]), "0");
 }
 
@@ -79,4 +83,22 @@ async fn a_dead_reader_goes_with_its_own_lease() {
     living.release().await.unwrap();
     lock().write().try_lock().await.unwrap().release().await.unwrap();
     assert!(dead.release().await.is_err());
+}
+
+/// A writer was told of a long lease. When that reader leaves, a short one is left, and the writer knows.
+#[tokio::test]
+async fn a_writer_hears_that_the_last_lease_is_shorter_now() {
+    let server = redis::start().unwrap();
+    let locks = connect(&server, long()).await;
+    let lock = || locks.read_write("work", &Owner::new()).unwrap();
+    let with = |lease_ms| lock().read().clone().with_lease(Duration::from_millis(lease_ms)).unwrap();
+    let long = with(60_000).lock().await.unwrap();
+    let short = with(1000).lock().await.unwrap();
+    let writer = lock().write().clone();
+    let writing = tokio::spawn(async move { writer.lock().await });
+    quiet(&server).await;
+    long.release().await.unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(8), writing).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
+    assert!(short.release().await.is_err());
 }

@@ -179,3 +179,33 @@ async fn those_who_go_away_leave_nothing_behind() {
     .await;
     assert_eq!(locks.watched(), 0);
 }
+
+/// Two tasks of one owner wait; when one of them has the lock, both may have it.
+#[tokio::test]
+async fn waiters_of_one_owner_come_in_together() {
+    let server = redis::start().unwrap();
+    let locks = connect(&server, long()).await;
+    for fair in [false, true] {
+        let lock = |owner: &Owner| {
+            if fair { locks.fair("work", owner).unwrap() } else { locks.reentrant("work", owner).unwrap() }
+        };
+        let guard = lock(&Owner::new()).lock().await.unwrap();
+        let us = Owner::new();
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let lock = lock(&us);
+                tokio::spawn(async move { lock.lock().await.unwrap() })
+            })
+            .collect();
+        crate::support::quiet(&server).await;
+        guard.release().await.unwrap();
+        let mut held = Vec::new();
+        for task in waiting {
+            held.push(tokio::time::timeout(Duration::from_secs(5), task).await.unwrap().unwrap());
+        }
+        assert_eq!(holds(&server), 3);
+        for guard in held {
+            guard.release().await.unwrap();
+        }
+    }
+}

@@ -57,3 +57,15 @@ pub fn example(name: &str, args: &[&str], lease: Option<Duration>) -> Process {
     }
     Process::start(command).unwrap()
 }
+
+/// Waits until Redis has heard nothing new for a while but our own questions.
+pub async fn quiet(server: &Server) {
+    let (mut before, mut same) = (0, 0);
+    until("nothing comes any more", || {
+        let now = calls(server, "evalsha");
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
+        same == 10
+    })
+    .await;
+}

@@ -1,9 +1,10 @@
 use std::time::{Duration, Instant};
 
-use stampede_lock::{Error, Lock, Locks, Owner};
-use stampede_testkit::{count, redis};
+use stampede_lock::{Config, Error, Lock, Locks, Owner};
+use stampede_testkit::proxy::Fault;
+use stampede_testkit::{Proxy, count, redis};
 
-use crate::support::{ask, calls, connect, long, until};
+use crate::support::{ask, calls, connect, long, quiet, through, until};
 
 /// The four kinds by their names, each for somebody else every time.
 const KINDS: [&str; 4] = ["simple", "reentrant", "fair", "write"];
@@ -37,12 +38,7 @@ async fn waiting_does_not_poll_and_everybody_gets_it() {
     }
     until("all four channels are subscribed", || subscribers(&server) == 4).await;
     // Everybody has looked again after that.
-    let mut before = 0;
-    until("nothing comes any more", || {
-        let now = calls(&server, "evalsha");
-        std::mem::replace(&mut before, now) == now
-    })
-    .await;
+    quiet(&server).await;
     let commands = || ask(&server, &["info", "stats"]).lines().next_line("total_commands_processed:");
     let before = commands();
     tokio::time::sleep(Duration::from_millis(count(3000, 1000))).await;
@@ -82,12 +78,7 @@ async fn a_waiter_gets_it_with_two_round_trips() {
         let waited = lock(&waiter, kind);
         let waiting = tokio::spawn(async move { waited.lock().await });
         until("it waits", || subscribers(&server) == 1).await;
-        let mut before = 0;
-        until("it has looked", || {
-            let now = calls(&server, "evalsha");
-            std::mem::replace(&mut before, now) == now
-        })
-        .await;
+        quiet(&server).await;
         let sent = || ["evalsha", "eval", "set", "subscribe"].map(|name| calls(&server, name));
         let before = sent();
         guard.release().await.unwrap();
@@ -177,4 +168,48 @@ async fn names_and_leases_that_cannot_be_used_are_refused() {
         assert!(matches!(refused, Error::Refused(_)), "{refused}");
         assert!(!refused.may_retry());
     }
+}
+
+/// The subscription's connection is there and says nothing any more. It is asked for a sign of life, and made anew.
+#[tokio::test]
+async fn a_silent_subscription_is_noticed() {
+    let server = redis::start().unwrap();
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let holder = connect(&server, long()).await;
+    let guard = holder.simple("work").unwrap().lock().await.unwrap();
+    let config = Config { watchdog_lease: Duration::from_secs(2), ..long() };
+    let waited = through(&proxy, config).await.simple("work").unwrap();
+    let waiting = tokio::spawn(async move { waited.lock().await });
+    until("it waits", || subscribers(&server) == 1).await;
+    quiet(&server).await;
+    proxy.set(Fault::DropAnswers);
+    guard.release().await.unwrap();
+    // Two signs of life are missed.
+    tokio::time::sleep(Duration::from_millis(1600)).await;
+    assert!(!waiting.is_finished());
+    proxy.set(Fault::None);
+    // The lease that it was told of lasts half a minute.
+    let next = tokio::time::timeout(Duration::from_secs(8), waiting).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// A user of Redis who may not subscribe still gets locks, later; and does not come back every moment to ask.
+#[tokio::test]
+async fn who_may_not_subscribe_waits_for_the_lease() {
+    let server = redis::start().unwrap();
+    ask(&server, &["acl", "setuser", "mute", "on", ">secret", "~*", "+@all", "resetchannels"]);
+    let url = format!("redis://mute:secret@127.0.0.1:{}/", server.port());
+    let locks = Locks::connect(url, long()).await.unwrap();
+    let lock = || locks.simple("work").unwrap();
+    lock().lock().await.unwrap().release().await.unwrap();
+    let guard = lock().with_lease(Duration::from_millis(1500)).unwrap().lock().await.unwrap();
+    let connections = || ask(&server, &["info", "stats"]).lines().next_line("total_connections_received:");
+    let before = connections();
+    let next = lock().lock_within(Duration::from_secs(10)).await.unwrap();
+    assert!(connections() - before < 20, "{} connections", connections() - before);
+    next.release().await.unwrap();
+    assert!(guard.release().await.is_err());
+    // A wrong password does not mend by waiting.
+    let url = format!("redis://mute:wrong@127.0.0.1:{}/", server.port());
+    assert!(matches!(Locks::connect(url, long()).await, Err(Error::Refused(_))));
 }

@@ -63,18 +63,18 @@ async fn a_lease_ends_and_says_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_renewed_after_the_release() {
     let server = redis::start().unwrap();
-    let config = Config { watchdog_lease: Duration::from_millis(30), ..Config::default() };
+    let config = Config { watchdog_lease: Duration::from_millis(240), ..Config::default() };
     let locks = connect(&server, config).await;
-    for round in 0..count(500, 50) {
+    for round in 0..count(500, 40) {
         let lock = locks.reentrant("work", &Owner::new()).unwrap();
         let guard = lock.lock().await.unwrap();
-        // Renewals come about every 5 ms: the release falls beside, into and after them.
-        tokio::time::sleep(Duration::from_micros(round * 97 % 12_000)).await;
+        // The watchdog looks every 40 ms: the release falls beside, into and after its renewals.
+        tokio::time::sleep(Duration::from_micros(round * 3_697 % 90_000)).await;
         guard.release().await.unwrap();
         assert_eq!(ask(&server, &["exists", KEY]), "0");
         assert_eq!(locks.watched(), 0);
     }
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(ask(&server, &["exists", KEY]), "0");
 }
 

@@ -6,10 +6,17 @@ local function first_alive(line, alive, now_ms)
         redis.call('ZREM', line, dead)
         redis.call('ZREM', alive, dead)
     end
-    local first = redis.call('ZRANGE', line, 0, 0)[1]
-    if not first then
-        return nil, 0
+    while true do
+        local first = redis.call('ZRANGE', line, 0, 0)[1]
+        if not first then
+            return nil, 0
+        end
+        local alive_until = redis.call('ZSCORE', alive, first)
+        if alive_until then
+            return first, tonumber(alive_until)
+        end
+        -- Nobody knows whether it lives (the set may have been evicted): it will stand in line again.
+        redis.call('ZREM', line, first)
     end
-    return first, tonumber(redis.call('ZSCORE', alive, first) or now_ms)
 end
 
