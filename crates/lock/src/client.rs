@@ -22,12 +22,12 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::hold::{Gone, Named};
-use crate::link::{Failure, Link, Servers};
 use crate::lock::Lock;
 use crate::owner::Owner;
 use crate::scripts::Kind;
 use crate::told::Hub;
 use crate::watchdog::Watchdog;
+use stampede_redis::{Failure, Link, Servers};
 
 /// How locks behave. [`Default`] is right for most.
 #[derive(Debug, Clone)]
@@ -122,7 +122,9 @@ impl Locks {
             return Err(Error::setting("the memory of the fence must be between a millisecond and ten years"));
         }
         let runtime = Handle::current();
-        let link = Arc::new(Link::new(servers.into(), config.connect_within, config.answer_within)?);
+        let link = Link::new(servers.into(), config.connect_within, config.answer_within);
+        let link = link.map_err(|error| Error::setting(format!("the servers' addresses cannot be used: {error}")))?;
+        let link = Arc::new(link);
         let (hub, watchdog) = (Arc::new(Hub::new(&config)), Arc::new(Watchdog::new(config.watchdog_lease)));
         let listening = runtime.spawn(hub.clone().listen(link.clone())).abort_handle();
         let renewing = runtime.spawn(watchdog.clone().run(link.clone())).abort_handle();

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use stampede_redis::Failure;
+
 /// Why there is no lock, or none any more.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -46,3 +48,12 @@ impl Error {
 
 /// The outcome of something about a lock.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotSent(error) | Failure::Unknown(error) => Self::Unreachable(error),
+            Failure::Refused(error) => Self::Refused(error),
+        }
+    }
+}

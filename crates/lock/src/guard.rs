@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::hold::{Gone, Hold};
-use crate::link::Failure;
+use stampede_redis::Failure;
 
 /// How often a release is tried before it goes on in the background, and the pause after each try.
 const TRIES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(50), Duration::ZERO];

@@ -8,9 +8,9 @@ use redis::{FromRedisValue as _, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::link::{Failure, Link};
 use crate::owner::Owner;
 use crate::scripts::Kind;
+use stampede_redis::{Failure, Link};
 
 /// A lock's name and keys. See [`crate::client`] for what the keys hold.
 #[derive(Debug)]

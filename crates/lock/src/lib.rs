@@ -12,8 +12,8 @@
 //! - [`promises`]: what each of them promises, and what not
 //!
 //! How it works inside, from the outside in: `lock` tries and waits, `told` is the subscription that wakes those who wait, `guard` and
-//! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `link` and `line` are the
-//! connection, and `scripts` are the scripts in `lua/`.
+//! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `scripts` are the
+//! scripts in `lua/`. The connection is `stampede-redis`.
 
 #![warn(missing_docs)]
 
@@ -22,8 +22,6 @@ mod error;
 mod guard;
 mod hold;
 pub mod keyed;
-mod line;
-mod link;
 mod lock;
 mod multi;
 mod owner;
@@ -37,8 +35,8 @@ pub use client::{Config, Locks, ReadWrite};
 pub use error::{Error, Result};
 pub use guard::Guard;
 pub use keyed::Keyed;
-pub use link::Servers;
 pub use lock::Lock;
 pub use multi::{Multi, MultiGuard};
 pub use owner::Owner;
 pub use red::{Red, RedGuard};
+pub use stampede_redis::Servers;

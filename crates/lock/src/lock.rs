@@ -10,10 +10,10 @@ use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::hold::{Hold, Named, Tried};
-use crate::link::Failure;
 use crate::owner::{Owner, random_id};
 use crate::scripts::Kind;
 use crate::told::{Told, Waiter, Wake};
+use stampede_redis::Failure;
 
 /// After Redis could not be reached; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use crate::client::Locks;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::link::too_late;
 use crate::lock::{Lock, Wait};
 use crate::multi::{jitter, release_all};
 use crate::told::{Told, Waiter};
+use stampede_redis::too_late;
 
 /// When to try again if nobody has the majority, or too few can tell.
 const SPLIT: Duration = Duration::from_millis(200);

@@ -2,18 +2,7 @@
 
 use std::sync::LazyLock;
 
-/// A script, and the hash that Redis knows it by once it has seen it.
-#[derive(Debug)]
-pub(crate) struct Script {
-    pub(crate) text: &'static str,
-    pub(crate) hash: String,
-}
-
-impl Script {
-    fn new(text: &'static str) -> Self {
-        Self { text, hash: redis::Script::new(text).get_hash().to_owned() }
-    }
-}
+use stampede_redis::Script;
 
 /// A script and the parts that it needs in front of it. Only those: making a function costs Redis something with every call.
 macro_rules! script {

@@ -16,8 +16,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::client::Config;
-use crate::link::{Link, too_late};
 use crate::owner::Owner;
+use stampede_redis::{Link, too_late};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 
 use crate::hold::Hold;
-use crate::link::Link;
+use stampede_redis::Link;
 
 /// How many renewals are under way at once.
 const TOGETHER: usize = 256;

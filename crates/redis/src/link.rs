@@ -1,4 +1,4 @@
-//! The way to Redis: one connection for all locks of a client, made anew when it breaks.
+//! The way to Redis: one connection for everything, made anew when it breaks.
 //!
 //! A command is never sent again from here, but for the answer that Redis does not know the script: then it was not carried out. (The
 //! client of a cluster may send one again by itself, which is why the scripts are idempotent.)
@@ -15,11 +15,10 @@ use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServer
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
-use crate::error::{Error, Result};
 use crate::line::Line;
-use crate::scripts::Script;
+use crate::script::Script;
 
-/// Where the locks live.
+/// Where Redis is.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Servers {
@@ -81,22 +80,13 @@ enum Connection {
 
 /// Why a command has no answer.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// There was no connection, or no server that is ready: it did not happen.
     NotSent(RedisError),
     /// It may have happened, or may happen yet.
     Unknown(RedisError),
     /// Redis said no: it did not happen.
     Refused(RedisError),
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::NotSent(error) | Failure::Unknown(error) => Self::Unreachable(error),
-            Failure::Refused(error) => Self::Refused(error),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -107,7 +97,8 @@ struct State {
     failed: Option<(Instant, RedisError)>,
 }
 
-pub(crate) struct Link {
+/// The way to Redis.
+pub struct Link {
     dial: Dial,
     connect_within: Duration,
     answer_within: Duration,
@@ -119,14 +110,15 @@ pub(crate) struct Link {
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl Link {
-    pub(crate) fn new(servers: Servers, connect_within: Duration, answer_within: Duration) -> Result<Self> {
-        let dial = Dial::new(servers, connect_within, answer_within)
-            .map_err(|error| Error::setting(format!("the servers' addresses cannot be used: {error}")))?;
+    /// # Errors
+    /// If the addresses cannot be used. Nothing is connected yet.
+    pub fn new(servers: Servers, connect_within: Duration, answer_within: Duration) -> RedisResult<Self> {
+        let dial = Dial::new(servers, connect_within, answer_within)?;
         Ok(Self { dial, connect_within, answer_within, state: RwLock::default(), dialing: Mutex::new(()) })
     }
 
     /// Sends a command.
-    pub(crate) async fn send(&self, command: Cmd) -> std::result::Result<Value, Failure> {
+    pub async fn send(&self, command: Cmd) -> Result<Value, Failure> {
         let (connection, generation) = self.connection().await.map_err(|error| match Said::of(&error) {
             Said::No => Failure::Refused(error),
             _ => Failure::NotSent(error),
@@ -155,12 +147,12 @@ impl Link {
     }
 
     /// Runs a script.
-    pub(crate) async fn run<K: redis::ToRedisArgs, A: redis::ToRedisArgs>(
+    pub async fn run<K: redis::ToRedisArgs, A: redis::ToRedisArgs>(
         &self,
         script: &Script,
         keys: &[K],
         args: &[A],
-    ) -> std::result::Result<Value, Failure> {
+    ) -> Result<Value, Failure> {
         let command = |name: &'static str, what: &str| {
             let mut command = redis::cmd(name);
             command.arg(what).arg(keys.len()).arg(keys).arg(args);
@@ -175,7 +167,7 @@ impl Link {
     }
 
     /// A connection for messages, to a server that hears all of them.
-    pub(crate) async fn listen(&self) -> RedisResult<PubSub> {
+    pub async fn listen(&self) -> RedisResult<PubSub> {
         let connecting = async {
             match &self.dial {
                 Dial::One(client) => client.get_async_pubsub().await,
@@ -319,7 +311,8 @@ pub(crate) fn is_broken(error: &RedisError) -> bool {
     matches!(Said::of(error), Said::Nothing)
 }
 
-pub(crate) fn too_late() -> RedisError {
+/// The error of something that took too long.
+pub fn too_late() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
