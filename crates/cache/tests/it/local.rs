@@ -1,0 +1,145 @@
+//! Without Redis.
+
+use std::convert::Infallible;
+use std::io::{Error as IoError, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stampede_cache::{Builder, Cache, Error};
+use stampede_testkit::{count, redis};
+
+use crate::support::{Numbers, Source, node, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_load_for_everybody_and_values_and_empties_are_kept() {
+    let (cache, source): (Numbers, _) = (Builder::new("numbers").build(), Source::default());
+    source.set(1, 11);
+    for (key, value) in [(1, Some(11)), (2, None)] {
+        let before = source.calls();
+        let wants: Vec<_> = (0..1000)
+            .map(|_| {
+                let (cache, source) = (cache.clone(), source.clone());
+                tokio::spawn(async move { source.get(&cache, key).await })
+            })
+            .collect();
+        for want in wants {
+            assert_eq!(want.await.unwrap(), value);
+        }
+        assert_eq!(source.calls(), before + 1);
+    }
+    let stats = cache.stats();
+    assert_eq!((stats.loads, stats.misses), (2, 2));
+    assert!(stats.waits + stats.local_hits + stats.empties >= 1900, "{stats:?}");
+    // "There is none" is not for ever.
+    let short: Numbers = Builder::new("numbers").empty_for(Duration::from_millis(50)).build();
+    assert_eq!(source.get(&short, 3).await, None);
+    source.set(3, 33);
+    until("the empty one expires", || async { source.get(&short, 3).await == Some(33) }).await;
+}
+
+#[tokio::test]
+async fn errors_are_told_to_all_and_kept_by_none() {
+    let cache: Cache<u64, u64, IoError> = Builder::new("numbers").build();
+    let fail = || async { Err(IoError::from(ErrorKind::NotFound)) };
+    let failed = cache.get_or_load(&1, fail).await.unwrap_err();
+    assert!(matches!(&failed, Error::Source(error) if error.kind() == ErrorKind::NotFound), "{failed}");
+    assert_eq!(*cache.get_or_load(&1, || async { Ok(Some(11)) }).await.unwrap().unwrap(), 11);
+    let panicked = cache.get_or_load(&2, || async { panic!("as planned") }).await.unwrap_err();
+    assert!(matches!(panicked, Error::Broken));
+    assert_eq!(*cache.get_or_load(&2, || async { Ok(Some(22)) }).await.unwrap().unwrap(), 22);
+}
+
+/// Who waits too long goes; the load goes on, and whoever comes later has it.
+#[tokio::test]
+async fn a_load_outlives_those_who_wanted_it() {
+    let cache: Cache<u64, u64, Infallible> =
+        Builder::new("numbers").wait_at_most(Duration::from_millis(50)).load_within(Duration::from_secs(5)).build();
+    let slow = || async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Ok(Some(11))
+    };
+    assert!(matches!(cache.get_or_load(&1, slow).await, Err(Error::TooSlow)));
+    let gone =
+        tokio::time::timeout(Duration::from_millis(10), cache.get_or_load(&1, || async { unreachable!() })).await;
+    assert!(gone.is_err());
+    until("it has arrived", || async { cache.get_or_load(&1, || async { unreachable!() }).await.is_ok() }).await;
+    assert_eq!(cache.stats().loads, 1);
+}
+
+#[tokio::test]
+async fn a_stale_value_is_given_at_once_and_refreshed_once() {
+    let (source, settings) = (Source::default(), Builder::new("numbers").jitter(0.0));
+    let cache: Numbers = settings.refresh_after(Duration::from_millis(100)).build();
+    source.set(1, 11);
+    assert_eq!(source.get(&cache, 1).await, Some(11));
+    source.set(1, 12);
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    for _ in 0..100 {
+        assert_eq!(source.get(&cache, 1).await, Some(11), "the old one, at once");
+    }
+    until("the new one is there", || async { source.get(&cache, 1).await == Some(12) }).await;
+    assert_eq!(source.calls(), 2);
+    assert!(cache.stats().stale >= 100);
+}
+
+#[tokio::test]
+async fn a_change_is_seen_by_whoever_comes_after_it() {
+    let (cache, source): (Numbers, _) = (Builder::new("numbers").build(), Source::default());
+    source.set(1, 11);
+    assert_eq!(source.get(&cache, 1).await, Some(11));
+    let changed = cache.update(&1, {
+        let source = source.clone();
+        async move {
+            source.set(1, 12);
+            Ok::<_, Infallible>("done")
+        }
+    });
+    assert_eq!(changed.await, Ok("done"));
+    assert_eq!(source.get(&cache, 1).await, Some(12));
+
+    // A load that began before the change, and ends after it.
+    cache.invalidate(&1).await;
+    let old = tokio::spawn({
+        let (cache, source) = (cache.clone(), source.clone());
+        async move { cache.get_or_load(&1, move || source.read(1, Duration::from_millis(200))).await.unwrap() }
+    });
+    until("it is under way", || async { source.calls() == 3 }).await;
+    source.set(1, 13);
+    cache.invalidate(&1).await;
+    assert_eq!(source.get(&cache, 1).await, Some(13), "not what was being loaded");
+    assert_eq!(old.await.unwrap().map(|value| *value), Some(12));
+    assert_eq!(source.get(&cache, 1).await, Some(13), "nor kept when it came");
+}
+
+/// Loaded together, they do not expire together: of 100 parts of the window none has more than 3 of 100.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_loaded_together_does_not_expire_together() {
+    let keys = count(100_000, 10_000);
+    let server = redis::start().unwrap();
+    let day = Duration::from_secs(24 * 60 * 60);
+    let cache = Arc::new(node(server.port(), |settings| settings.expire_after(day).jitter(0.1).local(10, day)).await);
+    let loaders: Vec<_> = (0..16)
+        .map(|part| {
+            let cache = cache.clone();
+            tokio::spawn(async move {
+                let mine = (0..keys).filter(|key| key % 16 == part).map(|key| (key, key));
+                cache.warm(mine).await;
+            })
+        })
+        .collect();
+    for loader in loaders {
+        loader.await.unwrap();
+    }
+    let script = "local all = {} for _, key in ipairs(redis.call('KEYS', 'cache:*')) do all[#all + 1] = redis.call('PTTL', key) end return all";
+    let left = redis::ask(server.port(), &["--raw", "eval", script, "0"]).unwrap();
+    let left: Vec<f64> = left.lines().map(|ms| ms.parse().unwrap()).collect();
+    assert_eq!(left.len() as u64, keys);
+    let (first, last) = (left.iter().copied().fold(f64::MAX, f64::min), left.iter().copied().fold(0.0, f64::max));
+    assert!(last - first > 0.09 * day.as_millis() as f64, "the window is too narrow: {first} to {last}");
+    let mut parts = [0u64; 101];
+    for ms in &left {
+        parts[((ms - first) / (last - first) * 100.0) as usize] += 1;
+    }
+    let busiest = parts.iter().max().unwrap();
+    assert!(busiest * 100 <= keys * 3, "{busiest} of {keys} expire together");
+}

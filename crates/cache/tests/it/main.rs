@@ -1,0 +1,7 @@
+//! The cache from outside, on private Redis servers.
+
+mod crowd;
+mod local;
+mod outage;
+mod support;
+mod update;

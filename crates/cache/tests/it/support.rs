@@ -1,0 +1,75 @@
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
+use stampede_lock::{Config, Locks};
+use stampede_testkit::redis;
+
+pub type Numbers = Cache<u64, u64, Infallible>;
+
+/// A source that counts its calls, and how many were under way at once.
+#[derive(Debug, Clone, Default)]
+pub struct Source(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    values: Mutex<HashMap<u64, u64>>,
+    calls: AtomicU64,
+    under_way: AtomicU64,
+    most: AtomicU64,
+}
+
+impl Source {
+    pub fn set(&self, key: u64, value: u64) {
+        self.0.values.lock().unwrap().insert(key, value);
+    }
+
+    pub fn calls(&self) -> u64 {
+        self.0.calls.load(Ordering::SeqCst)
+    }
+
+    pub fn most_at_once(&self) -> u64 {
+        self.0.most.load(Ordering::SeqCst)
+    }
+
+    pub async fn read(self, key: u64, takes: Duration) -> Result<Option<u64>, Infallible> {
+        self.0.calls.fetch_add(1, Ordering::SeqCst);
+        let now = self.0.under_way.fetch_add(1, Ordering::SeqCst) + 1;
+        self.0.most.fetch_max(now, Ordering::SeqCst);
+        let value = self.0.values.lock().unwrap().get(&key).copied();
+        // What it has read, it has read: it may be old when it arrives.
+        tokio::time::sleep(takes).await;
+        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+        Ok(value)
+    }
+
+    /// Through the cache.
+    pub async fn get(&self, cache: &Numbers, key: u64) -> Option<u64> {
+        let source = self.clone();
+        cache.get_or_load(&key, move || source.read(key, Duration::from_millis(1))).await.unwrap().map(|value| *value)
+    }
+}
+
+pub async fn remote(port: u16) -> Remote {
+    let locks = Locks::new(redis::url(port), Config { answer_within: Duration::from_millis(300), ..Config::default() });
+    Remote::new(redis::url(port), locks.unwrap(), RemoteConfig::default()).unwrap()
+}
+
+/// A cache of a node of its own.
+pub async fn node(port: u16, settings: impl FnOnce(Builder) -> Builder) -> Numbers {
+    settings(Builder::new("numbers").remote(remote(port).await)).build()
+}
+
+/// Waits for something to become true; how long that took.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut happened: impl FnMut() -> F) -> Duration {
+    let started = Instant::now();
+    while !happened().await {
+        assert!(started.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    started.elapsed()
+}
