@@ -26,13 +26,13 @@ async fn main() -> Result<()> {
     let remote = Remote::new(url.as_str(), locks, config)?;
     let mut source = redis::Client::open(url.as_str())?.get_multiplexed_async_connection().await?;
     let cache: Cache<u64, String, redis::RedisError> = Builder::new("crowd")
-        .refresh_after(Duration::from_millis(300))
+        .refresh_after(Duration::from_secs(1))
         .wait_at_most(Duration::from_secs(20))
         .remote(remote)
         .build();
     if mode == "stale" {
         cache.put(&1, Some("old".to_owned())).await;
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     println!("ready");
     while source.exists::<_, u64>("go").await? == 0 {
@@ -54,6 +54,21 @@ async fn main() -> Result<()> {
         longest = longest.max(waited);
     }
     println!("longest {}", longest.as_millis());
+    // The stale one is refreshed, by one of us.
+    let current = async || {
+        anyhow::Ok(
+            cache
+                .get_or_load(&1, {
+                    let source = source.clone();
+                    move || load(source)
+                })
+                .await?,
+        )
+    };
+    while current().await?.is_none_or(|value| *value != "new") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("new");
     Ok(())
 }
 

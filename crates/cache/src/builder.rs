@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::cache::Cache;
+use crate::filter::Filter;
 use crate::remote::Remote;
 
 /// What a key must be able to do: its text is its name in Redis and in messages.
@@ -140,6 +141,12 @@ impl Builder {
 
     /// The cache. `E` is the error of its source.
     pub fn build<K: Key, V: Cached, E: Send + Sync + 'static>(self) -> Cache<K, V, E> {
-        Cache::new(self)
+        Cache::new(self, None)
+    }
+
+    /// The cache, with a filter in front of its source. *Penetration*: keys that do not exist do not reach the source, whatever their
+    /// number. New keys must be announced to the filter before they are written.
+    pub fn build_filtered<K: Key, V: Cached, E: Send + Sync + 'static>(self, filter: Filter<K>) -> Cache<K, V, E> {
+        Cache::new(self, Some(filter))
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use crate::builder::{Builder, Cached, Key};
 use crate::entry::{Entry, KeptFor, decode, encode};
 use crate::error::Error;
+use crate::filter::Filter;
 use crate::flight::Flights;
 use crate::remote::{Found, Told};
 use crate::stats::{Counters, Stats};
@@ -40,10 +41,11 @@ struct Inner<K: Key, V: Cached, E> {
     loads: Semaphore,
     forgetting: Arc<Semaphore>,
     counters: Counters,
+    filter: Option<Filter<K>>,
 }
 
 impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
-    pub(crate) fn new(settings: Builder) -> Self {
+    pub(crate) fn new(settings: Builder, filter: Option<Filter<K>>) -> Self {
         let inner = Arc::new(Inner {
             local: moka::sync::Cache::builder().max_capacity(settings.local_capacity).expire_after(KeptFor).build(),
             epochs: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
@@ -53,6 +55,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
             loads: Semaphore::new(settings.loads_at_once),
             forgetting: Arc::new(Semaphore::new(MAX_FORGETTING)),
             counters: Counters::default(),
+            filter,
             settings,
         });
         if let Some(remote) = &inner.settings.remote {
@@ -202,6 +205,9 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
                 }
                 return Ok(value);
             }
+            if self.is_filtered(&key).await {
+                return Ok(None);
+            }
             version = Some(found.version);
             guard = self.lock_for(&key, self.settings.wait_at_most / 2).await;
             if guard.is_some() {
@@ -216,6 +222,9 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
                 }
             }
         }
+        if version.is_none() && self.is_filtered(&key).await {
+            return Ok(None);
+        }
         self.counters.misses.count();
         let outcome = self.load(load).await;
         if let Ok(value) = &outcome {
@@ -223,6 +232,16 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         }
         release(guard).await;
         outcome
+    }
+
+    /// Is it sure that there is no such key?
+    async fn is_filtered(&self, key: &K) -> bool {
+        let Some(filter) = &self.filter else { return false };
+        let filtered = !filter.may_exist(key).await;
+        if filtered {
+            self.counters.filtered.count();
+        }
+        filtered
     }
 
     /// A key that is stale. Nobody waits for this.

@@ -3,6 +3,7 @@
 //! - [`Cache`]: values by key from a source, loaded once for everybody who wants them at the same time, in the process and over all processes
 //! - [`Builder`]: its settings, each a protection: empty values, jittered and logical expiry, bounds
 //! - [`Remote`]: Redis behind the caches of a process; without it a cache lives in the process alone
+//! - [`Filter`]: whether a key can exist at all, in the process or in Redis
 //! - [`Stats`]: what a cache has done
 //!
 //! How it works inside: `cache` reads through the levels and writes past them, `flight` makes one load of many, `entry` is a value and its
@@ -14,6 +15,7 @@ mod builder;
 mod cache;
 mod entry;
 mod error;
+mod filter;
 mod flight;
 mod remote;
 mod stats;
@@ -21,5 +23,6 @@ mod stats;
 pub use builder::{Builder, Cached, Key};
 pub use cache::Cache;
 pub use error::Error;
+pub use filter::{Filter, FilterSettings, Unannounced};
 pub use remote::{Remote, RemoteConfig};
 pub use stats::Stats;

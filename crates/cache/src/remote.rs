@@ -101,6 +101,14 @@ impl Remote {
         self.shared.caches.lock().insert(name.to_owned(), cache);
     }
 
+    pub(crate) fn link(&self) -> &Link {
+        &self.shared.link
+    }
+
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.shared.locks
+    }
+
     /// The lock under which a key is loaded.
     pub(crate) fn lock(&self, cache: &str, key: &str) -> Option<Lock> {
         self.shared.locks.simple(&format!("cache:{cache}:{key}")).ok()
@@ -134,7 +142,7 @@ impl Remote {
     }
 
     /// `None` if Redis does not answer, or has not a moment ago.
-    async fn guarded(&self, call: impl Future<Output = Result<Value, Failure>>) -> Option<Value> {
+    pub(crate) async fn guarded(&self, call: impl Future<Output = Result<Value, Failure>>) -> Option<Value> {
         if !self.shared.breaker.may_pass() {
             return None;
         }

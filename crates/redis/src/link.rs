@@ -117,6 +117,12 @@ impl Link {
         Ok(Self { dial, connect_within, answer_within, state: RwLock::default(), dialing: Mutex::new(()) })
     }
 
+    /// How many connections there were so far: what was learned on one may not hold on the next, because the server was restarted or is
+    /// another. A cluster's connection counts as one, whatever it does.
+    pub fn connections(&self) -> u64 {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).generation
+    }
+
     /// Sends a command.
     pub async fn send(&self, command: Cmd) -> Result<Value, Failure> {
         let (connection, generation) = self.connection().await.map_err(|error| match Said::of(&error) {

@@ -40,8 +40,10 @@ fn of_a_stale_key_too_and_nobody_waits() {
         let server = redis::start().unwrap();
         let mut processes: Vec<_> = (0..PROCESSES).map(|_| crowd(&server, "stale", 2500)).collect();
         let longest = go(&server, &mut processes);
-        let loads = || redis::ask(server.port(), &["get", "loads"]).unwrap();
-        assert_eq!(loads(), "1");
+        for one in &mut processes {
+            one.wait_for(Duration::from_secs(20), |line| (line == "new").then_some(())).unwrap();
+        }
+        assert_eq!(redis::ask(server.port(), &["get", "loads"]).unwrap(), "1");
         assert!(longest < 500, "somebody waited {longest} ms, as long as a load takes");
     }
 }

@@ -132,13 +132,13 @@ async fn what_is_loaded_together_does_not_expire_together() {
     }
     let script = "local all = {} for _, key in ipairs(redis.call('KEYS', 'cache:*')) do all[#all + 1] = redis.call('PTTL', key) end return all";
     let left = redis::ask(server.port(), &["--raw", "eval", script, "0"]).unwrap();
-    let left: Vec<f64> = left.lines().map(|ms| ms.parse().unwrap()).collect();
+    let left: Vec<u64> = left.lines().map(|ms| ms.parse().unwrap()).collect();
     assert_eq!(left.len() as u64, keys);
-    let (first, last) = (left.iter().copied().fold(f64::MAX, f64::min), left.iter().copied().fold(0.0, f64::max));
-    assert!(last - first > 0.09 * day.as_millis() as f64, "the window is too narrow: {first} to {last}");
+    let (first, last) = (left.iter().min().unwrap(), left.iter().max().unwrap());
+    assert!(u128::from(last - first) > day.as_millis() * 9 / 100, "the window is too narrow: {first} to {last}");
     let mut parts = [0u64; 101];
     for ms in &left {
-        parts[((ms - first) / (last - first) * 100.0) as usize] += 1;
+        parts[usize::try_from((ms - first) * 100 / (last - first)).unwrap()] += 1;
     }
     let busiest = parts.iter().max().unwrap();
     assert!(busiest * 100 <= keys * 3, "{busiest} of {keys} expire together");

@@ -47,6 +47,15 @@ impl Source {
         Ok(value)
     }
 
+    /// A page of keys after this one.
+    pub fn keys_after(&self, after: Option<u64>) -> Vec<u64> {
+        let values = self.0.values.lock().unwrap();
+        let mut keys: Vec<u64> = values.keys().copied().filter(|key| after.is_none_or(|after| *key > after)).collect();
+        keys.sort_unstable();
+        keys.truncate(1000);
+        keys
+    }
+
     /// Through the cache.
     pub async fn get(&self, cache: &Numbers, key: u64) -> Option<u64> {
         let source = self.clone();

@@ -1,0 +1,250 @@
+//! A Bloom filter in front of a source: whether a key can exist at all.
+//!
+//! A "no" counts only if every key that exists is known to be in the filter. That holds as long as
+//!
+//! - the filter was filled from the source, page by page, to the end;
+//! - every new key is announced ([`Filter::announce`]) *before* it is written to the source, and written within
+//!   [`FilterSettings::create_within`]; a filter that is being filled hears of it as well, and begins to read the source only when all that
+//!   was announced before has been written;
+//! - Redis still has what it was told: a filter that is missing, incomplete, or older than the last restart of Redis is no filter. Then
+//!   everything is let through, and it is filled anew in the background.
+//!
+//! On a cluster nobody can tell whether a node was restarted, so there the shared filter never says no.
+
+mod local;
+mod shared;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::builder::Key;
+use crate::remote::Remote;
+use local::Local;
+use shared::Shared;
+
+/// How a filter behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct FilterSettings {
+    /// How many keys it is made for. With more of them it lets more pass that do not exist.
+    pub capacity: usize,
+    /// Between the announcement of a key and its being written to the source passes no more time than this.
+    pub create_within: Duration,
+    /// It is filled anew this often, so that keys that are gone go.
+    pub refill_every: Duration,
+}
+
+impl Default for FilterSettings {
+    fn default() -> Self {
+        let (create_within, refill_every) = (Duration::from_secs(10), Duration::from_secs(3600));
+        Self { capacity: 1_000_000, create_within, refill_every }
+    }
+}
+
+/// One in two hundred that do not exist pass, at the capacity.
+const FALSE_POSITIVES: f64 = 0.005;
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+type Page<K> = Pin<Box<dyn Future<Output = Result<Vec<K>, Box<dyn std::error::Error + Send + Sync>>> + Send>>;
+
+/// The new key could not be announced: Redis does not answer. Do not create it now, or another node may say that it does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the new key could not be announced, because Redis does not answer")]
+pub struct Unannounced;
+
+/// Whether a key can exist at all. Cheap to clone; see [`Builder::build_filtered`](crate::Builder::build_filtered).
+pub struct Filter<K> {
+    inner: Arc<Inner<K>>,
+    _filling: Arc<Filling>,
+}
+
+struct Inner<K> {
+    bits: Bits,
+    settings: FilterSettings,
+    keys_after: Box<dyn Fn(Option<K>) -> Page<K> + Send + Sync>,
+    /// It has to be filled.
+    wanted: Notify,
+}
+
+enum Bits {
+    Local(Box<Local>),
+    Shared(Box<Shared>),
+}
+
+/// Ends with the last filter.
+struct Filling(AbortHandle);
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What is being filled.
+#[derive(Debug, Clone)]
+pub(crate) struct Generation {
+    pub(crate) id: String,
+    pub(crate) seed: u64,
+    /// The run of the server in which it was begun.
+    pub(crate) run: String,
+}
+
+impl<K: Key> Filter<K> {
+    /// In this process alone: right only where no other process creates keys.
+    ///
+    /// `keys_after` reads the source: a page of keys that come after this one, and the first page without one. An empty page is the end.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    pub fn local<F, E>(settings: FilterSettings, keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Self::new(Bits::Local(Box::new(Local::new(settings.capacity))), settings, keys_after)
+    }
+
+    /// In Redis, for all processes. One of them fills it. The name is a part of its keys in Redis.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    pub fn shared<F, E>(
+        remote: &Remote,
+        name: &str,
+        settings: FilterSettings,
+        keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let shared = Shared::new(remote.clone(), name, settings.capacity);
+        Self::new(Bits::Shared(Box::new(shared)), settings, keys_after)
+    }
+
+    fn new<F, E>(
+        bits: Bits,
+        settings: FilterSettings,
+        keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let keys_after = Box::new(move |after: Option<K>| -> Page<K> {
+            let page = keys_after(after);
+            Box::pin(async move { page.await.map_err(Into::into) })
+        });
+        let inner = Arc::new(Inner { bits, settings, keys_after, wanted: Notify::new() });
+        let filling = Filling(tokio::spawn(inner.clone().keep_filled()).abort_handle());
+        Self { inner, _filling: Arc::new(filling) }
+    }
+
+    /// Tells the filter of a key that is about to be created. To be called before it is written to the source.
+    ///
+    /// # Errors
+    /// [`Unannounced`]: do not create it now.
+    pub async fn announce(&self, key: &K) -> Result<(), Unannounced> {
+        let text = key.to_string();
+        match &self.inner.bits {
+            Bits::Local(local) => local.announce(&text),
+            Bits::Shared(shared) => shared.announce(&text).await?,
+        }
+        Ok(())
+    }
+
+    /// May the key exist? `true` also if nobody knows.
+    pub async fn may_exist(&self, key: &K) -> bool {
+        let text = key.to_string();
+        let known = match &self.inner.bits {
+            Bits::Local(local) => local.may_exist(&text),
+            Bits::Shared(shared) => shared.may_exist(&text).await,
+        };
+        if known.is_none() {
+            self.inner.wanted.notify_one();
+        }
+        known.unwrap_or(true)
+    }
+
+    /// Does a "no" count now?
+    pub async fn is_current(&self) -> bool {
+        match &self.inner.bits {
+            Bits::Local(local) => local.may_exist("").is_some(),
+            Bits::Shared(shared) => shared.may_exist("").await.is_some(),
+        }
+    }
+}
+
+impl<K: Key> Inner<K> {
+    async fn keep_filled(self: Arc<Self>) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.fill().await {
+                Ok(()) => {
+                    pause = FIRST_PAUSE;
+                    let again = tokio::time::timeout(self.settings.refill_every, self.wanted.notified());
+                    if again.await.is_ok() {
+                        // Whoever found it wanting did so perhaps before it was filled.
+                        tokio::time::sleep(FIRST_PAUSE).await;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the filter could not be filled; everything is let through");
+                    tokio::time::sleep(pause).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Fills it from the source, if that is for us to do.
+    async fn fill(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let age = self.settings.refill_every;
+        let (generation, _guard) = match &self.bits {
+            Bits::Local(local) => (local.begin(), None),
+            Bits::Shared(shared) => match shared.begin(age).await? {
+                Some((generation, guard)) => (generation, Some(guard)),
+                // It is there, or somebody else is at it.
+                None => return Ok(()),
+            },
+        };
+        // What was announced before this began is in the source by then.
+        tokio::time::sleep(self.settings.create_within).await;
+        let mut after = None;
+        loop {
+            let page = (self.keys_after)(after).await?;
+            let texts: Vec<String> = page.iter().map(ToString::to_string).collect();
+            match &self.bits {
+                Bits::Local(local) => local.add(&generation, &texts),
+                Bits::Shared(shared) => shared.add(&generation, &texts).await?,
+            }
+            after = page.into_iter().next_back();
+            if after.is_none() {
+                break;
+            }
+        }
+        match &self.bits {
+            Bits::Local(local) => local.finish(&generation),
+            Bits::Shared(shared) => shared.finish(&generation).await?,
+        }
+        Ok(())
+    }
+}
+
+impl<K> Clone for Filter<K> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), _filling: self._filling.clone() }
+    }
+}
+
+impl<K> fmt::Debug for Filter<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Filter")
+    }
+}

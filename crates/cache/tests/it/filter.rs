@@ -1,0 +1,168 @@
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use stampede_cache::{Builder, Filter, FilterSettings, Unannounced};
+use stampede_testkit::proxy::Fault;
+use stampede_testkit::{Dice, Proxy, Server, count, redis};
+
+use crate::support::{Numbers, Source, remote, until};
+
+fn settings() -> FilterSettings {
+    FilterSettings { capacity: 20_000, create_within: Duration::from_millis(100), ..FilterSettings::default() }
+}
+
+/// A node with a shared filter.
+async fn node(port: u16, source: &Source) -> (Numbers, Filter<u64>) {
+    let (remote, source) = (remote(port).await, source.clone());
+    let filter = Filter::shared(&remote, "numbers", settings(), move |after| {
+        let page = source.keys_after(after);
+        async move { Ok::<_, Infallible>(page) }
+    });
+    (Builder::new("numbers").remote(remote).build_filtered(filter.clone()), filter)
+}
+
+fn local(source: &Source) -> (Numbers, Filter<u64>) {
+    let source = source.clone();
+    let filter = Filter::local(settings(), move |after| {
+        let page = source.keys_after(after);
+        async move { Ok::<_, Infallible>(page) }
+    });
+    (Builder::new("numbers").build_filtered(filter.clone()), filter)
+}
+
+async fn keeps_strangers_out(cache: &Numbers, filter: &Filter<u64>, source: &Source) {
+    until("the filter is filled", || filter.is_current()).await;
+    let strangers = count(100_000, 5000);
+    let before = source.calls();
+    let asking: Vec<_> = (0..32)
+        .map(|part| {
+            let (cache, source) = (cache.clone(), source.clone());
+            tokio::spawn(async move {
+                for stranger in (0..strangers).filter(|stranger| stranger % 32 == part) {
+                    assert_eq!(source.get(&cache, 1_000_000 + stranger).await, None);
+                }
+            })
+        })
+        .collect();
+    for asking in asking {
+        asking.await.unwrap();
+    }
+    let calls = source.calls() - before;
+    assert!(calls * 100 <= strangers, "{calls} of {strangers} reached the source");
+    let filtered = cache.stats().filtered;
+    assert_eq!(calls + filtered, strangers);
+    for key in 0..10_000 {
+        assert!(filter.may_exist(&key).await, "{key} exists");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_do_not_reach_the_source() {
+    let source = Source::default();
+    (0..10_000).for_each(|key| source.set(key, key));
+    let server = redis::start().unwrap();
+    let (cache, filter) = node(server.port(), &source).await;
+    keeps_strangers_out(&cache, &filter, &source).await;
+    let (cache, filter) = local(&source);
+    keeps_strangers_out(&cache, &filter, &source).await;
+}
+
+/// Keys are created on one node and wanted on another at once, while Redis forgets, dies and restarts.
+async fn never_refused(server: &Server, faults: impl Fn(&Server, u64)) {
+    let source = Source::default();
+    let (creator, announcing) = node(server.port(), &source).await;
+    let (reader, _) = node(server.port(), &source).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let creating = tokio::spawn({
+        let (stop, source, announcing) = (stop.clone(), source.clone(), announcing.clone());
+        async move {
+            let mut created = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                let key = 10_000_000 + created;
+                if announcing.announce(&key).await == Err(Unannounced) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    continue;
+                }
+                source.set(key, key);
+                for cache in [&reader, &creator] {
+                    assert_eq!(source.get(cache, key).await, Some(key), "{key} exists");
+                }
+                created += 1;
+                tokio::task::yield_now().await;
+            }
+            created
+        }
+    });
+    let mut dice = Dice::new(7);
+    for round in 0..count(60, 6) {
+        until("the filter is current", || announcing.is_current()).await;
+        tokio::time::sleep(Duration::from_millis(dice.within(0..250))).await;
+        faults(server, round);
+    }
+    until("the filter is current again", || announcing.is_current()).await;
+    stop.store(true, Ordering::Relaxed);
+    let created = creating.await.unwrap();
+    assert!(created > 100, "only {created} were created: the test shows little");
+    let mut kept_out = 0;
+    for stranger in 0..1000 {
+        kept_out += u64::from(!announcing.may_exist(&stranger).await);
+    }
+    assert!(kept_out > 950, "the filter lets everything through at last: {kept_out}");
+    for key in 0..created {
+        assert!(announcing.may_exist(&(10_000_000 + key)).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_created_elsewhere_is_never_refused_though_redis_forgets() {
+    let server = redis::start().unwrap();
+    never_refused(&server, |server, round| match round % 3 {
+        0 => _ = redis::ask(server.port(), &["flushall"]).unwrap(),
+        1 => {
+            server.kill().unwrap();
+            server.restart().unwrap();
+        }
+        // The bits go, and what is known of them stays.
+        _ => {
+            let bits = redis::ask(server.port(), &["--raw", "keys", "filter:{numbers}:*"]).unwrap();
+            for key in bits.lines().filter(|key| !key.is_empty()) {
+                redis::ask(server.port(), &["del", key]).unwrap();
+            }
+        }
+    })
+    .await;
+}
+
+/// Redis comes back with what it knew a while ago.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_created_elsewhere_is_never_refused_though_redis_is_set_back() {
+    let server = redis::start().unwrap();
+    never_refused(&server, |server, round| {
+        if round % 2 == 0 {
+            redis::ask(server.port(), &["save"]).unwrap();
+        } else {
+            server.kill().unwrap();
+            server.restart().unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_announced_is_not_to_be_created() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let (cache, filter) = node(proxy.address().port(), &source).await;
+    until("the filter is filled", || filter.is_current()).await;
+    proxy.set(Fault::Cut);
+    assert_eq!(filter.announce(&1).await, Err(Unannounced));
+    // Nobody knows: everything passes.
+    assert!(filter.may_exist(&2).await);
+    source.set(3, 3);
+    assert_eq!(source.get(&cache, 3).await, Some(3));
+    proxy.set(Fault::None);
+    until("it is reached again", || async { filter.announce(&1).await.is_ok() }).await;
+    assert!(filter.may_exist(&1).await);
+}
