@@ -9,13 +9,13 @@ use crate::ids::{ShopId, ShopTypeId, VoucherId};
 use crate::money::Money;
 use crate::sale::{SaleStatus, Window};
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShopType {
     pub id: ShopTypeId,
     pub name: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shop {
     pub id: ShopId,
     pub type_id: ShopTypeId,
@@ -44,7 +44,7 @@ impl VoucherKind {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Voucher {
     pub id: VoucherId,
     pub shop: ShopId,

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::error::Error;
 use crate::people::{People, PeopleConfig, Sender};
+use crate::reads::Reads;
 use crate::sales::Shelf;
 use crate::solo::{Bought, Solo, SoloConfig};
 use crate::workers;
@@ -49,6 +50,7 @@ pub struct Engine {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gate: Arc<MemoryGate>,
     pub(crate) shelf: Shelf,
+    pub(crate) reads: Reads,
     pub(crate) people: People,
     pub(crate) owed: Arc<Notify>,
     pub(crate) solo: Solo,
@@ -105,10 +107,11 @@ impl Engine {
             workers.spawn(workers::planted::keep(ledger.clone(), gate.clone()));
         }
 
+        let reads = Reads::new(stores.catalogue.clone(), config.shared_ledger);
         let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
         let workers = Mutex::new(workers);
         let engine =
-            Arc::new(Self { stores, clock, gate, shelf, people, owed, solo, ids, holder, has_others, workers });
+            Arc::new(Self { stores, clock, gate, shelf, reads, people, owed, solo, ids, holder, has_others, workers });
         let watch = workers::watch::keep(Arc::downgrade(&engine), config.shared_ledger);
         engine.workers.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
         Ok(engine)

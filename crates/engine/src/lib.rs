@@ -6,6 +6,7 @@
 //! - [`commit`]: what stands behind the batcher: a batch into the ledger until it is known what became of it
 //! - [`sales`], [`shops`], [`orders`], [`people`]: what else the edge may ask for
 //! - [`audit`]: what administrators did
+//! - `reads`: what visitors read of shops and vouchers, cached
 //! - `sessions`: who is logged in, in memory
 //! - `token`: the token of a session, checked without any store
 //! - `workers`: what runs beside the requests
@@ -17,6 +18,7 @@ pub mod engine;
 pub mod error;
 pub mod orders;
 pub mod people;
+mod reads;
 pub mod sales;
 mod sessions;
 pub mod shops;

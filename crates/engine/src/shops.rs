@@ -1,5 +1,8 @@
 //! Shops and their vouchers, as visitors see them and as an operator edits them.
 
+use std::sync::Arc;
+
+use stampede_cache::Stats;
 use stampede_core::ports::{Created, Replaced, ShopFilter};
 use stampede_core::{Code, NewShop, NewVoucher, Shop, ShopId, ShopType, Voucher, VoucherId};
 
@@ -7,31 +10,40 @@ use crate::engine::Engine;
 use crate::error::Error;
 
 impl Engine {
-    pub async fn shop_types(&self) -> Result<Vec<ShopType>, Error> {
-        Ok(self.stores.catalogue.shop_types().await?)
+    pub async fn shop_types(&self) -> Result<Arc<Vec<ShopType>>, Error> {
+        self.reads.types().await
     }
 
     pub async fn shops(&self, filter: &ShopFilter) -> Result<Vec<Shop>, Error> {
         Ok(self.stores.catalogue.shops(filter).await?)
     }
 
-    pub async fn shop(&self, id: ShopId) -> Result<Shop, Error> {
-        self.stores.catalogue.shop(id).await?.ok_or(Error::Plain(Code::NoSuchShop))
+    pub async fn shop(&self, id: ShopId) -> Result<Arc<Shop>, Error> {
+        self.reads.shop(id).await
     }
 
-    /// The shop's vouchers; visitors see those on the shelf.
-    pub async fn vouchers_of(&self, shop: ShopId, only_on_shelf: bool) -> Result<Vec<Voucher>, Error> {
-        self.shop(shop).await?;
-        let mut vouchers = self.stores.catalogue.vouchers_of(shop).await?;
-        vouchers.retain(|voucher| voucher.on_shelf || !only_on_shelf);
-        Ok(vouchers)
+    /// The shop's vouchers on the shelf.
+    pub async fn vouchers_of(&self, shop: ShopId) -> Result<Vec<Voucher>, Error> {
+        Ok(self.reads.vouchers_of(shop).await?.iter().filter(|voucher| voucher.on_shelf).cloned().collect())
+    }
+
+    /// The shop's vouchers for an administrator: all of them, as they are now.
+    pub async fn all_vouchers_of(&self, shop: ShopId) -> Result<Vec<Voucher>, Error> {
+        self.stores.catalogue.shop(shop).await?.ok_or(Error::Plain(Code::NoSuchShop))?;
+        Ok(self.stores.catalogue.vouchers_of(shop).await?)
+    }
+
+    /// What the caches have done so far, by their names.
+    pub fn cache_stats(&self) -> impl IntoIterator<Item = (&str, Stats)> {
+        self.reads.stats()
     }
 
     pub async fn create_shop(&self, new: NewShop) -> Result<Shop, Error> {
         new.check().map_err(Error::Invalid)?;
         let id = self.next_id(ShopId::new)?;
         let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
-        match self.stores.catalogue.create_shop(&shop).await? {
+        let (catalogue, new) = (self.stores.catalogue.clone(), shop.clone());
+        match self.reads.shops.update(&id, async move { catalogue.create_shop(&new).await }).await? {
             Created::Done => Ok(shop),
             Created::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
             Created::Exists => Err(Error::Plain(Code::Internal)),
@@ -40,7 +52,9 @@ impl Engine {
 
     pub async fn create_voucher(&self, new: NewVoucher) -> Result<Voucher, Error> {
         let voucher = new.check(self.next_id(VoucherId::new)?).map_err(Error::Invalid)?;
-        match self.stores.catalogue.create_voucher(&voucher).await? {
+        let (catalogue, new) = (self.stores.catalogue.clone(), voucher.clone());
+        let creating = async move { catalogue.create_voucher(&new).await };
+        match self.reads.vouchers.update(&voucher.shop, creating).await? {
             Created::Done => Ok(voucher),
             Created::NoParent => Err(Error::Plain(Code::NoSuchShop)),
             Created::Exists => Err(Error::Plain(Code::Internal)),
@@ -50,7 +64,8 @@ impl Engine {
     pub async fn edit_shop(&self, id: ShopId, new: NewShop) -> Result<Shop, Error> {
         new.check().map_err(Error::Invalid)?;
         let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
-        match self.stores.catalogue.edit_shop(&shop).await? {
+        let (catalogue, new) = (self.stores.catalogue.clone(), shop.clone());
+        match self.reads.shops.update(&id, async move { catalogue.edit_shop(&new).await }).await? {
             Replaced::Done => Ok(shop),
             Replaced::NoSuch => Err(Error::Plain(Code::NoSuchShop)),
             Replaced::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
@@ -64,7 +79,9 @@ impl Engine {
         if (voucher.shop, voucher.kind) != (held.shop, held.kind) {
             return Err(Error::Plain(Code::IllegalStep));
         }
-        match self.stores.catalogue.edit_voucher(&voucher).await? {
+        let (catalogue, shop) = (self.stores.catalogue.clone(), voucher.shop);
+        let editing = async move { catalogue.edit_voucher(&voucher).await };
+        match self.reads.vouchers.update(&shop, editing).await? {
             Replaced::Done => self.voucher(id).await,
             Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
         }
@@ -72,7 +89,9 @@ impl Engine {
 
     /// Puts the voucher on the shelf or takes it off. Its sale, if it has one, goes on: pause or end that.
     pub async fn shelve(&self, id: VoucherId, on_shelf: bool) -> Result<Voucher, Error> {
-        match self.stores.catalogue.shelve_voucher(id, on_shelf).await? {
+        let (catalogue, shop) = (self.stores.catalogue.clone(), self.voucher(id).await?.shop);
+        let shelving = async move { catalogue.shelve_voucher(id, on_shelf).await };
+        match self.reads.vouchers.update(&shop, shelving).await? {
             Replaced::Done => self.voucher(id).await,
             Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
         }

@@ -37,5 +37,10 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, 
 pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response {
     #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
     metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);
+    for (cache, stats) in app.engine.cache_stats() {
+        for (what, count) in stats.named() {
+            metrics::counter!("stampede_cache_total", "cache" => cache.to_owned(), "what" => what).absolute(count);
+        }
+    }
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render()).into_response()
 }

@@ -30,7 +30,7 @@ pub(crate) struct ShopTypesAnswer {
 #[utoipa::path(get, path = "/v1/shop-types", tag = "shops", responses((status = 200, description = "All", body = ShopTypesAnswer)))]
 pub(crate) async fn types(State(app): State<Arc<App>>, _: Visitor) -> Result<Answer<ShopTypesAnswer>, Problem> {
     let types = app.engine.shop_types().await?;
-    let shop_types = types.into_iter().map(|one| ShopTypeAnswer { id: one.id, name: one.name }).collect();
+    let shop_types = types.iter().map(|one| ShopTypeAnswer { id: one.id, name: one.name.clone() }).collect();
     Ok(Answer(ShopTypesAnswer { shop_types }))
 }
 
@@ -95,7 +95,7 @@ pub(crate) async fn one(
     _: Visitor,
     Id(id): Id<ShopId>,
 ) -> Result<Answer<ShopAnswer>, Problem> {
-    Ok(Answer(app.engine.shop(id).await?.into()))
+    Ok(Answer(Shop::clone(&*app.engine.shop(id).await?).into()))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -124,29 +124,30 @@ pub(crate) struct VouchersAnswer {
     vouchers: Vec<VoucherAnswer>,
 }
 
-async fn vouchers_of(app: &App, shop: ShopId, only_on_shelf: bool) -> Result<Answer<VouchersAnswer>, Problem> {
-    let vouchers = app.engine.vouchers_of(shop, only_on_shelf).await?;
-    Ok(Answer(VouchersAnswer { vouchers: vouchers.into_iter().map(VoucherAnswer::from).collect() }))
+impl From<Vec<Voucher>> for VouchersAnswer {
+    fn from(vouchers: Vec<Voucher>) -> Self {
+        Self { vouchers: vouchers.into_iter().map(VoucherAnswer::from).collect() }
+    }
 }
 
 /// The vouchers of a shop that are on the shelf.
 #[utoipa::path(get, path = "/v1/shops/{id}/vouchers", tag = "shops", responses((status = 200, description = "All", body = VouchersAnswer)))]
 pub(crate) async fn vouchers(
     State(app): State<Arc<App>>,
+    _: Visitor,
     Id(id): Id<ShopId>,
 ) -> Result<Answer<VouchersAnswer>, Problem> {
-    vouchers_of(&app, id, true).await
+    Ok(Answer(app.engine.vouchers_of(id).await?.into()))
 }
 
-/// Also those off the shelf.
-/// All vouchers of a shop.
+/// All vouchers of a shop, those off the shelf too.
 #[utoipa::path(get, path = "/admin/v1/shops/{id}/vouchers", tag = "admin", responses((status = 200, description = "All", body = VouchersAnswer)))]
 pub(crate) async fn all_vouchers(
     State(app): State<Arc<App>>,
     _: Viewer,
     Id(id): Id<ShopId>,
 ) -> Result<Answer<VouchersAnswer>, Problem> {
-    vouchers_of(&app, id, false).await
+    Ok(Answer(app.engine.all_vouchers_of(id).await?.into()))
 }
 
 /// Makes a shop.

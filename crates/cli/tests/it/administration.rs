@@ -168,3 +168,37 @@ async fn shops_and_vouchers_are_listed_searched_edited_and_shelved() {
     let members: Vec<_> = faults["errors"].as_array().unwrap().iter().map(|fault| &fault["member"]).collect();
     assert_eq!(members, ["title", "price_cents"]);
 }
+
+/// Who looks reads from memory; a change is seen by the next who looks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_looks_at_a_shop_asks_the_database_once() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    let mut client = shop.client().await;
+    let mut new = json!({ "type_id": "1", "name": "A", "address": "x" });
+    let id = shop.admin("shops", &new).await.text("id");
+    let of_shops =
+        async |what: &str| shop.metric(&format!("stampede_cache_total{{cache=\"shops\",what=\"{what}\"}}")).await;
+    let paths = [format!("/v1/shops/{id}"), format!("/v1/shops/{id}/vouchers")];
+    for round in 0..3 {
+        let loads = of_shops("loads").await;
+        let hits = of_shops("local_hits").await;
+        for _ in 0..20 {
+            for path in &paths {
+                assert_eq!(client.get(path, "").await.unwrap().status, 200);
+            }
+            assert_eq!(client.get(&paths[0], "").await.unwrap().text("name"), new["name"].as_str().unwrap());
+        }
+        assert_eq!(of_shops("loads").await, loads + 1.0, "round {round}");
+        assert!(of_shops("local_hits").await >= hits + 59.0);
+        new["name"] = json!(format!("A{round}"));
+        let edited = client.call(Method::PUT, &format!("/admin/v1/shops/{id}"), TOKEN, &new).await.unwrap();
+        assert_eq!(edited.status, 200);
+    }
+    // Nobody there: asked once, and known for a while.
+    let empties = of_shops("empties").await;
+    for _ in 0..10 {
+        assert_eq!(client.get("/v1/shops/12345", "").await.unwrap().text("code"), "no_such_shop");
+    }
+    assert_eq!(of_shops("empties").await, empties + 9.0);
+}
