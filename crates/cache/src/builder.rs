@@ -12,6 +12,9 @@ use crate::cache::Cache;
 use crate::filter::Filter;
 use crate::remote::Remote;
 
+/// No time is longer: for ever.
+const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+
 /// What a key must be able to do: its text is its name in Redis and in messages.
 pub trait Key: Hash + Eq + Clone + Display + FromStr + Send + Sync + 'static {}
 
@@ -56,9 +59,15 @@ pub struct Builder {
 
 impl Builder {
     /// The name is a part of the keys in Redis: every cache of a system has its own.
+    ///
+    /// # Panics
+    /// If the name is empty or has one of `:{}` or a control character in it, which have their meaning in keys.
     pub fn new(name: impl Into<String>) -> Self {
+        let name = name.into();
+        let bad = |letter: char| ":{}".contains(letter) || letter.is_control();
+        assert!(!name.is_empty() && !name.contains(bad), "{name:?} cannot be the name of a cache");
         Self {
-            name: name.into(),
+            name,
             expire_after: Duration::from_secs(600),
             refresh_after: None,
             jitter: 0.1,
@@ -75,7 +84,7 @@ impl Builder {
     /// How long a value is kept at most; ten minutes without this.
     #[must_use]
     pub fn expire_after(mut self, time: Duration) -> Self {
-        self.expire_after = time;
+        self.expire_after = time.min(LONGEST);
         self
     }
 
@@ -83,7 +92,7 @@ impl Builder {
     /// waits but for a key that nobody has. Without this a value is as good as new until it expires.
     #[must_use]
     pub fn refresh_after(mut self, time: Duration) -> Self {
-        self.refresh_after = Some(time);
+        self.refresh_after = Some(time.min(LONGEST));
         self
     }
 
@@ -91,14 +100,14 @@ impl Builder {
     /// was loaded together does not expire together.
     #[must_use]
     pub fn jitter(mut self, part: f64) -> Self {
-        self.jitter = part.clamp(0.0, 1.0);
+        self.jitter = if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) };
         self
     }
 
     /// *Penetration*: that there is no value is remembered for this time; half a minute without this.
     #[must_use]
     pub fn empty_for(mut self, time: Duration) -> Self {
-        self.empty_for = time;
+        self.empty_for = time.min(LONGEST);
         self
     }
 
@@ -106,7 +115,7 @@ impl Builder {
     /// 10,000 for five seconds without this. Without Redis they are kept until they expire.
     #[must_use]
     pub fn local(mut self, capacity: u64, time: Duration) -> Self {
-        (self.local_capacity, self.local_for) = (capacity, time);
+        (self.local_capacity, self.local_for) = (capacity, time.min(LONGEST));
         self
     }
 
@@ -114,7 +123,7 @@ impl Builder {
     /// [`Error::TooSlow`](crate::Error::TooSlow).
     #[must_use]
     pub fn wait_at_most(mut self, time: Duration) -> Self {
-        self.wait_at_most = time;
+        self.wait_at_most = time.min(LONGEST);
         self
     }
 

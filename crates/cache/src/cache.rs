@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use futures_util::{FutureExt as _, StreamExt as _};
 use rand::RngExt as _;
 use stampede_lock::{Error as LockError, Guard};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::builder::{Builder, Cached, Key};
 use crate::entry::{Entry, KeptFor, decode, encode};
@@ -24,10 +26,32 @@ type Outcome<V, E> = Result<Known<V>, Error<E>>;
 /// How many invalidations are tried again at once while Redis is away. More are left to the expiry.
 const MAX_FORGETTING: usize = 1024;
 const SHARDS: usize = 1024;
+const WARM_AT_ONCE: usize = 16;
+/// After a refresh that came to nothing, the next is begun so much later.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Values by key from a source, kept in the process and, if there is one, in Redis. Cheap to clone. Made by a [`Builder`].
 pub struct Cache<K: Key, V: Cached, E> {
     inner: Arc<Inner<K, V, E>>,
+}
+
+/// What a look under the lock came to.
+enum Looked<V> {
+    /// Somebody else has brought it.
+    Found(Known<V>, Guard),
+    /// It is for us to load. With its version, if Redis told.
+    Alone(Guard, Option<Vec<u8>>),
+    /// No lock: Redis is away, or whoever has it takes too long.
+    Unlocked,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    kept_for: Duration,
+    fresh_for: Duration,
+    here_for: Duration,
 }
 
 struct Inner<K: Key, V: Cached, E> {
@@ -39,6 +63,8 @@ struct Inner<K: Key, V: Cached, E> {
     flights: Arc<Flights<K, Outcome<V, E>>>,
     refreshing: Arc<Flights<K, ()>>,
     loads: Semaphore,
+    /// Something was declared gone.
+    forgotten: Notify,
     forgetting: Arc<Semaphore>,
     counters: Counters,
     filter: Option<Filter<K>>,
@@ -53,6 +79,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
             flights: Arc::new(Flights::new()),
             refreshing: Arc::new(Flights::new()),
             loads: Semaphore::new(settings.loads_at_once),
+            forgotten: Notify::new(),
             forgetting: Arc::new(Semaphore::new(MAX_FORGETTING)),
             counters: Counters::default(),
             filter,
@@ -100,49 +127,64 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         outcome
     }
 
-    /// Keeps a value that is known to be the source's, without asking it. `None`: there is none.
+    /// Puts a value in the place of whatever is known or being loaded. For whoever has just written it to the source, and nobody else: what
+    /// was only read may be old by now, and [`get_or_load`](Self::get_or_load) knows that.
     pub async fn put(&self, key: &K, value: Option<V>) {
-        let inner = &self.inner;
-        let epoch = inner.epoch(key);
-        let version = inner.find(key).await.map(|found| found.version);
-        inner.keep(key, epoch, version, value.map(Arc::new)).await;
+        let (inner, key) = (self.inner.clone(), key.clone());
+        to_the_end(async move {
+            let value = value.map(Arc::new);
+            let times = inner.times(value.is_some());
+            inner.forget_here(&key);
+            inner.keep_here(&key, inner.epoch(&key), value.clone(), times.fresh_for, times.here_for);
+            let Some(remote) = &inner.settings.remote else { return };
+            let (name, text) = (&inner.settings.name, key.to_string());
+            let stored = match encode(value.as_deref(), times.fresh_for) {
+                Ok(bytes) => remote.put(name, &text, &bytes, times.kept_for).await,
+                Err(error) => inner.cannot_be_written(&error),
+            };
+            if !stored {
+                inner.clone().forget_later(key, text);
+            }
+        })
+        .await;
     }
 
-    /// Keeps many values, before the crowd comes.
-    pub async fn warm(&self, values: impl IntoIterator<Item = (K, V)>) {
-        for (key, value) in values {
-            self.put(&key, Some(value)).await;
-        }
+    /// Reads many keys from the source, before the crowd comes, a few at a time.
+    ///
+    /// # Errors
+    /// The first that a load ends with; the others are loaded nevertheless.
+    pub async fn warm<F, L>(&self, keys: impl IntoIterator<Item = K>, load: L) -> Result<(), Error<E>>
+    where
+        L: Fn(K) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Option<V>, E>> + Send + 'static,
+    {
+        let load = Arc::new(load);
+        let loads = keys.into_iter().map(|key| {
+            let (load, wanted) = (load.clone(), key.clone());
+            async move { self.get_or_load(&key, move || load(wanted)).await.map(drop) }
+        });
+        let loaded: Vec<_> = futures_util::stream::iter(loads).buffer_unordered(WARM_AT_ONCE).collect().await;
+        loaded.into_iter().collect()
     }
 
     /// The value has changed in its source: nobody gets the old one from here on. In other processes as soon as the message arrives,
     /// and within their local time if it does not; if Redis is away, it is told in the background, and the expiry is the bound.
+    ///
+    /// It goes on if the caller goes away.
     pub async fn invalidate(&self, key: &K) {
-        let inner = &self.inner;
-        inner.forget_here(key);
-        let Some(remote) = &inner.settings.remote else { return };
-        let text = key.to_string();
-        if remote.forget(&inner.settings.name, &text).await {
-            return;
-        }
-        inner.counters.away.count();
-        let Ok(place) = inner.forgetting.clone().try_acquire_owned() else {
-            tracing::warn!(
-                cache = inner.settings.name,
-                "too many invalidations wait for Redis; this one is left to the expiry"
-            );
-            return;
-        };
-        let (remote, name) = (remote.clone(), inner.settings.name.clone());
-        let until = Instant::now() + inner.settings.expire_after;
-        tokio::spawn(async move {
-            let mut pause = Duration::from_millis(50);
-            while Instant::now() < until && !remote.forget(&name, &text).await {
-                tokio::time::sleep(pause).await;
-                pause = (2 * pause).min(Duration::from_secs(2));
+        let (inner, key) = (self.inner.clone(), key.clone());
+        to_the_end(async move {
+            inner.forget_here(&key);
+            let Some(remote) = &inner.settings.remote else { return };
+            let text = key.to_string();
+            if remote.forget(&inner.settings.name, &text).await {
+                // Somebody may have found the old one in Redis meanwhile.
+                inner.forget_here(&key);
+            } else {
+                inner.clone().forget_later(key, text);
             }
-            drop(place);
-        });
+        })
+        .await;
     }
 
     /// Changes the source, and then declares the value gone: in this order, also if the change failed (who knows how far it came) or the
@@ -160,15 +202,12 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         F: Future<Output = Result<T, C>> + Send + 'static,
     {
         let (cache, key) = (self.clone(), key.clone());
-        let changing = tokio::spawn(async move {
-            let outcome = change.await;
+        let changed = to_the_end(async move {
+            let outcome = AssertUnwindSafe(change).catch_unwind().await;
             cache.invalidate(&key).await;
             outcome
         });
-        match changing.await {
-            Ok(outcome) => outcome,
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        changed.await.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// What the cache has done so far.
@@ -194,44 +233,108 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
             return Ok(entry.value.clone());
         }
         let epoch = self.epoch(&key);
-        let mut version = None;
-        let mut guard = None;
-        if let Some(found) = self.find(&key).await {
-            if let Some((value, fresh_for)) = self.take_in(&key, epoch, &found) {
-                self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
-                if fresh_for.is_zero() && self.settings.refresh_after.is_some() {
-                    self.counters.stale.count();
-                    self.refresh_once(&key, load);
-                }
-                return Ok(value);
+        let found = self.find(&key).await;
+        if let Some((value, fresh_for)) = found.as_ref().and_then(|found| self.take_in(&key, epoch, found)) {
+            self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
+            if fresh_for.is_zero() && self.settings.refresh_after.is_some() {
+                self.counters.stale.count();
+                self.refresh_once(&key, load);
             }
-            if self.is_filtered(&key).await {
-                return Ok(None);
-            }
-            version = Some(found.version);
-            guard = self.lock_for(&key, self.settings.wait_at_most / 2).await;
-            if guard.is_some() {
-                // A second look: whoever had the lock before has brought it, perhaps.
-                if let Some(found) = self.find(&key).await {
-                    if let Some((value, _)) = self.take_in(&key, epoch, &found) {
-                        self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
-                        release(guard).await;
-                        return Ok(value);
-                    }
-                    version = Some(found.version);
-                }
-            }
+            return Ok(value);
         }
-        if version.is_none() && self.is_filtered(&key).await {
+        if self.is_filtered(&key).await {
             return Ok(None);
         }
-        self.counters.misses.count();
-        let outcome = self.load(load).await;
-        if let Ok(value) = &outcome {
-            self.keep(&key, epoch, version, value.clone()).await;
+        let Some(found) = found else {
+            // Redis is away, or there is none.
+            self.counters.misses.count();
+            let value = self.load(load).await?;
+            self.keep(&key, epoch, &value);
+            return Ok(value);
+        };
+        self.load_alone(key, epoch, found.version, load).await
+    }
+
+    /// Loads a key that nobody has, one process at a time if possible.
+    async fn load_alone<F, L>(self: Arc<Self>, key: K, epoch: u64, mut version: Vec<u8>, load: L) -> Outcome<V, E>
+    where
+        L: FnOnce() -> F + Send + 'static,
+        F: Future<Output = Result<Option<V>, E>> + Send + 'static,
+    {
+        let wait = self.settings.wait_at_most;
+        let mut locking = Box::pin(self.clone().lock_and_look(key.clone(), epoch, wait));
+        let mut guard = None;
+        let mut waiting = true;
+        if let Ok(looked) = tokio::time::timeout(wait / 2, &mut locking).await {
+            waiting = false;
+            match looked {
+                Looked::Found(value, guard) => {
+                    tokio::spawn(release(Some(guard)));
+                    return Ok(value);
+                }
+                Looked::Alone(got, seen) => (guard, version) = (Some(got), seen.unwrap_or(version)),
+                Looked::Unlocked => {}
+            }
         }
-        release(guard).await;
-        outcome
+        self.counters.misses.count();
+        let mut loading = Box::pin(self.load(load));
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut loading => break outcome,
+                // Whoever has the lock takes long, or is dead: we load as well, and take what comes first.
+                looked = &mut locking, if waiting => {
+                    waiting = false;
+                    match looked {
+                        Looked::Found(value, guard) => {
+                            tokio::spawn(release(Some(guard)));
+                            return Ok(value);
+                        }
+                        Looked::Alone(got, _) => guard = Some(got),
+                        Looked::Unlocked => {}
+                    }
+                }
+                // What we load is old by now: whoever loads what is new need not wait for us.
+                () = self.forgotten.notified(), if guard.is_some() => {
+                    if self.epoch(&key) != epoch {
+                        tokio::spawn(release(guard.take()));
+                    }
+                }
+            }
+        };
+        drop(loading);
+        let value = outcome.inspect_err(|_| _ = tokio::spawn(release(guard.take())))?;
+        let times = self.keep(&key, epoch, &value);
+        // Nobody waits for this.
+        tokio::spawn(self.clone().store(key, version, value.clone(), times, guard));
+        Ok(value)
+    }
+
+    /// Waits for the lock of a key, and looks once more whether somebody has brought it.
+    async fn lock_and_look(self: Arc<Self>, key: K, epoch: u64, wait: Duration) -> Looked<V> {
+        let remote = self.settings.remote.as_ref();
+        let Some(lock) = remote.and_then(|remote| remote.lock(&self.settings.name, &key.to_string())) else {
+            return Looked::Unlocked;
+        };
+        let got = match lock.try_lock().await {
+            Err(LockError::NotAcquired { .. }) => lock.lock_within(wait).await,
+            other => other,
+        };
+        match got {
+            Ok(guard) => {
+                let found = self.find(&key).await;
+                match found.as_ref().and_then(|found| self.take_in(&key, epoch, found)) {
+                    Some((value, _)) => {
+                        self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
+                        Looked::Found(value, guard)
+                    }
+                    None => Looked::Alone(guard, found.map(|found| found.version)),
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "loading without a lock");
+                Looked::Unlocked
+            }
+        }
     }
 
     /// Is it sure that there is no such key?
@@ -260,42 +363,43 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
     {
         let epoch = self.epoch(&key);
+        let is_fresh =
+            |found: &Found| self.take_in(&key, epoch, found).is_some_and(|(_, fresh_for)| !fresh_for.is_zero());
         let (mut version, mut guard) = (None, None);
         if let Some(found) = self.find(&key).await {
-            let lock =
-                self.settings.remote.as_ref().and_then(|remote| remote.lock(&self.settings.name, &key.to_string()));
-            let Some(lock) = lock else { return };
+            if is_fresh(&found) {
+                return;
+            }
+            let remote = self.settings.remote.as_ref();
+            let Some(lock) = remote.and_then(|remote| remote.lock(&self.settings.name, &key.to_string())) else {
+                return;
+            };
             match lock.try_lock().await {
                 Ok(got) => guard = Some(got),
-                // Somebody else is at it. What it brings is found when the stale one has to go here.
-                Err(LockError::NotAcquired { .. }) => return,
+                // Somebody else is at it. Looking again at once would not help.
+                Err(LockError::NotAcquired { .. }) => return tokio::time::sleep(REFRESH_PAUSE).await,
                 Err(_) => self.counters.away.count(),
             }
-            // A second look, if there was somebody to wait for.
+            // A second look: somebody may have just finished.
             let found = if guard.is_some() { self.find(&key).await.unwrap_or(found) } else { found };
-            if let Some((_, fresh_for)) = self.take_in(&key, epoch, &found)
-                && !fresh_for.is_zero()
-            {
+            if is_fresh(&found) {
                 return release(guard).await;
             }
             version = Some(found.version);
         }
         match self.load(load).await {
-            Ok(value) => self.keep(&key, epoch, version, value).await,
-            Err(_) => self.counters.errors.count(),
+            Ok(value) => {
+                let times = self.keep(&key, epoch, &value);
+                if let Some(version) = version {
+                    self.clone().store(key, version, value, times, guard).await;
+                }
+            }
+            Err(_) => {
+                self.counters.errors.count();
+                release(guard).await;
+                tokio::time::sleep(REFRESH_PAUSE).await;
+            }
         }
-        release(guard).await;
-    }
-
-    /// The lock under which one process at a time loads this key. `None` if Redis is away or the others take too long: then it is
-    /// loaded without.
-    async fn lock_for(&self, key: &K, wait: Duration) -> Option<Guard> {
-        let lock = self.settings.remote.as_ref()?.lock(&self.settings.name, &key.to_string())?;
-        let got = match lock.try_lock().await {
-            Err(LockError::NotAcquired { .. }) => lock.lock_within(wait).await,
-            other => other,
-        };
-        got.inspect_err(|error| tracing::debug!(%error, "loading without a lock")).ok()
     }
 
     async fn load<F, L>(&self, load: L) -> Outcome<V, E>
@@ -304,16 +408,14 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         F: Future<Output = Result<Option<V>, E>> + Send,
     {
         let loading = async {
-            // The semaphore is never closed.
-            let _place = self.loads.acquire().await.ok();
+            // Longer than anybody waits for it, nobody needs it. The semaphore is never closed.
+            let place = tokio::time::timeout(self.settings.wait_at_most, self.loads.acquire()).await;
+            let _place = place.map_err(|_| Error::TooSlow)?;
             self.counters.loads.count();
-            load().await
+            load().await.map_err(|error| Error::Source(Arc::new(error)))
         };
-        match tokio::time::timeout(self.settings.load_within, loading).await {
-            Ok(Ok(value)) => Ok(value.map(Arc::new)),
-            Ok(Err(error)) => Err(Error::Source(Arc::new(error))),
-            Err(_) => Err(Error::TooSlow),
-        }
+        let loaded = tokio::time::timeout(self.settings.load_within, loading).await;
+        Ok(loaded.unwrap_or(Err(Error::TooSlow))?.map(Arc::new))
     }
 
     /// What Redis knows. `None` if it is away, or there is none.
@@ -330,31 +432,75 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
     fn take_in(&self, key: &K, epoch: u64, found: &Found) -> Option<(Known<V>, Duration)> {
         let (value, fresh_for) = decode::<V>(found.value.as_ref()?)?;
         let value = value.map(Arc::new);
-        let kept_for = self.shorter(if value.is_some() { self.settings.local_for } else { self.local_empty_for() });
+        let here_for = self.times(value.is_some()).here_for;
+        // What is not refreshed is not kept for longer than it is fresh.
+        let kept_for = if self.settings.refresh_after.is_some() { here_for } else { here_for.min(fresh_for) };
         self.keep_here(key, epoch, value.clone(), fresh_for, kept_for);
         Some((value, fresh_for))
     }
 
-    fn local_empty_for(&self) -> Duration {
-        self.settings.local_for.min(self.settings.empty_for)
-    }
-
-    /// Keeps what was loaded. `version`: what Redis said before the load; without it, nothing is stored there.
-    async fn keep(&self, key: &K, epoch: u64, version: Option<Vec<u8>>, value: Known<V>) {
-        let Builder { expire_after, refresh_after, empty_for, local_for, remote, name, .. } = &self.settings;
-        let kept_for = self.shorter(if value.is_some() { *expire_after } else { *empty_for });
+    /// How long a new value, or that there is none, is kept, is fresh, and is kept in the process.
+    fn times(&self, exists: bool) -> Times {
+        let Builder { expire_after, refresh_after, empty_for, local_for, remote, .. } = &self.settings;
+        let kept_for = self.shorter(if exists { *expire_after } else { *empty_for });
         let fresh_for = match refresh_after {
-            Some(time) if value.is_some() => self.shorter(*time).min(kept_for),
+            Some(time) if exists => self.shorter(*time).min(kept_for),
             _ => kept_for,
         };
         let here_for = if remote.is_some() { self.shorter(*local_for).min(kept_for) } else { kept_for };
-        self.keep_here(key, epoch, value.clone(), fresh_for, here_for);
-        if let (Some(remote), Some(version)) = (remote, version) {
-            match encode(value.as_deref(), fresh_for) {
-                Ok(bytes) => remote.store(name, &key.to_string(), &version, &bytes, kept_for).await,
-                Err(error) => tracing::error!(cache = name, %error, "a value cannot be written as JSON"),
+        Times { kept_for, fresh_for, here_for }
+    }
+
+    /// Keeps in the process what was loaded.
+    fn keep(&self, key: &K, epoch: u64, value: &Known<V>) -> Times {
+        let times = self.times(value.is_some());
+        self.keep_here(key, epoch, value.clone(), times.fresh_for, times.here_for);
+        times
+    }
+
+    /// Stores in Redis what was loaded after this version was read, and gives the lock back.
+    async fn store(self: Arc<Self>, key: K, version: Vec<u8>, value: Known<V>, times: Times, guard: Option<Guard>) {
+        if let Some(remote) = &self.settings.remote {
+            let stored = match encode(value.as_deref(), times.fresh_for) {
+                Ok(bytes) => {
+                    remote.store(&self.settings.name, &key.to_string(), &version, &bytes, times.kept_for).await
+                }
+                Err(error) => self.cannot_be_written(&error),
+            };
+            if !stored {
+                // It is old by now. The message may be on its way; this is sure.
+                self.forget_here(&key);
             }
         }
+        release(guard).await;
+    }
+
+    fn cannot_be_written(&self, error: &serde_json::Error) -> bool {
+        tracing::error!(cache = self.settings.name, %error, "a value cannot be written as JSON; it is not kept in Redis");
+        true
+    }
+
+    /// Redis could not be told that a key is gone: it is tried again until the value would have expired.
+    fn forget_later(self: Arc<Self>, key: K, text: String) {
+        self.counters.away.count();
+        let name = &self.settings.name;
+        let Ok(place) = self.forgetting.clone().try_acquire_owned() else {
+            tracing::warn!(cache = name, "too many invalidations wait for Redis; this one is left to the expiry");
+            return;
+        };
+        let until = Instant::now() + self.settings.expire_after;
+        tokio::spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            while let Some(remote) = &self.settings.remote
+                && Instant::now() < until
+                && !remote.forget(&self.settings.name, &text).await
+            {
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            self.forget_here(&key);
+            drop(place);
+        });
     }
 
     fn keep_here(&self, key: &K, epoch: u64, value: Known<V>, fresh_for: Duration, kept_for: Duration) {
@@ -375,6 +521,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         // Whoever comes from now on does not wait for a load that began before.
         self.flights.leave_behind(key);
         self.refreshing.leave_behind(key);
+        self.forgotten.notify_waiters();
     }
 
     fn epoch(&self, key: &K) -> u64 {
@@ -403,6 +550,19 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Told for Inner<K, V, E> {
         self.local.invalidate_all();
         self.flights.leave_all_behind();
         self.refreshing.leave_all_behind();
+        self.forgotten.notify_waiters();
+    }
+}
+
+/// Carries it out even if the caller goes away.
+async fn to_the_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    match tokio::spawn(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime is shutting down, and the caller with it.
+            Err(_) => std::future::pending().await,
+        },
     }
 }
 

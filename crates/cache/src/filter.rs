@@ -26,14 +26,14 @@ use tokio::task::AbortHandle;
 use crate::builder::Key;
 use crate::remote::Remote;
 use local::Local;
-use shared::Shared;
+use shared::{Generation, Shared};
 
 /// How a filter behaves.
 #[derive(Debug, Clone, Copy)]
 pub struct FilterSettings {
     /// How many keys it is made for. With more of them it lets more pass that do not exist.
     pub capacity: usize,
-    /// Between the announcement of a key and its being written to the source passes no more time than this.
+    /// Between the end of the announcement of a key and its being written to the source passes no more time than this.
     pub create_within: Duration,
     /// It is filled anew this often, so that keys that are gone go.
     pub refill_every: Duration,
@@ -84,15 +84,6 @@ impl Drop for Filling {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-/// What is being filled.
-#[derive(Debug, Clone)]
-pub(crate) struct Generation {
-    pub(crate) id: String,
-    pub(crate) seed: u64,
-    /// The run of the server in which it was begun.
-    pub(crate) run: String,
 }
 
 impl<K: Key> Filter<K> {
@@ -146,7 +137,8 @@ impl<K: Key> Filter<K> {
         Self { inner, _filling: Arc::new(filling) }
     }
 
-    /// Tells the filter of a key that is about to be created. To be called before it is written to the source.
+    /// Tells the filter of a key that is about to be created. To be called before it is written to the source; and write it through
+    /// [`Cache::update`](crate::Cache::update), because somebody may have asked for it before, and "there is none" be remembered.
     ///
     /// # Errors
     /// [`Unannounced`]: do not create it now.
@@ -174,10 +166,7 @@ impl<K: Key> Filter<K> {
 
     /// Does a "no" count now?
     pub async fn is_current(&self) -> bool {
-        match &self.inner.bits {
-            Bits::Local(local) => local.may_exist("").is_some(),
-            Bits::Shared(shared) => shared.may_exist("").await.is_some(),
-        }
+        self.inner.bits.is_current().await
     }
 }
 
@@ -188,11 +177,17 @@ impl<K: Key> Inner<K> {
             match self.fill().await {
                 Ok(()) => {
                     pause = FIRST_PAUSE;
-                    let again = tokio::time::timeout(self.settings.refill_every, self.wanted.notified());
-                    if again.await.is_ok() {
-                        // Whoever found it wanting did so perhaps before it was filled.
-                        tokio::time::sleep(FIRST_PAUSE).await;
-                    }
+                    let found_wanting = async {
+                        loop {
+                            self.wanted.notified().await;
+                            // Perhaps that was before it was filled; or somebody else is at it.
+                            tokio::time::sleep(FIRST_PAUSE).await;
+                            if !self.bits.is_current().await {
+                                return;
+                            }
+                        }
+                    };
+                    let _ = tokio::time::timeout(self.settings.refill_every, found_wanting).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the filter could not be filled; everything is let through");
@@ -205,35 +200,60 @@ impl<K: Key> Inner<K> {
 
     /// Fills it from the source, if that is for us to do.
     async fn fill(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let age = self.settings.refill_every;
-        let (generation, _guard) = match &self.bits {
-            Bits::Local(local) => (local.begin(), None),
-            Bits::Shared(shared) => match shared.begin(age).await? {
-                Some((generation, guard)) => (generation, Some(guard)),
-                // It is there, or somebody else is at it.
-                None => return Ok(()),
-            },
-        };
-        // What was announced before this began is in the source by then.
-        tokio::time::sleep(self.settings.create_within).await;
+        match &self.bits {
+            Bits::Local(local) => {
+                local.begin();
+                tokio::time::sleep(self.settings.create_within).await;
+                self.read_all(None).await?;
+                local.finish();
+            }
+            Bits::Shared(shared) => {
+                // If there is nothing to do, it is there and young, or somebody else is at it.
+                if let Some((generation, guard)) = shared.begin(self.settings.refill_every).await? {
+                    // An announcement counts from its call, and may take as long as Redis.
+                    tokio::time::sleep(self.settings.create_within + shared.announced_within()).await;
+                    let filled = async {
+                        self.read_all(Some(&generation)).await?;
+                        shared.finish(&generation).await
+                    };
+                    let filled = filled.await;
+                    if filled.is_err() {
+                        shared.drop_bits(&generation).await;
+                    }
+                    let released = guard.release().await;
+                    filled?;
+                    released?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the source to its end, into what is being filled.
+    async fn read_all(&self, generation: Option<&Generation>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let mut after = None;
         loop {
             let page = (self.keys_after)(after).await?;
             let texts: Vec<String> = page.iter().map(ToString::to_string).collect();
-            match &self.bits {
-                Bits::Local(local) => local.add(&generation, &texts),
-                Bits::Shared(shared) => shared.add(&generation, &texts).await?,
+            match (&self.bits, generation) {
+                (Bits::Shared(shared), Some(generation)) => shared.add(generation, &texts).await?,
+                (Bits::Local(local), _) => local.add(&texts),
+                (Bits::Shared(_), None) => {}
             }
             after = page.into_iter().next_back();
             if after.is_none() {
-                break;
+                return Ok(());
             }
         }
-        match &self.bits {
-            Bits::Local(local) => local.finish(&generation),
-            Bits::Shared(shared) => shared.finish(&generation).await?,
+    }
+}
+
+impl Bits {
+    async fn is_current(&self) -> bool {
+        match self {
+            Self::Local(local) => local.may_exist("").is_some(),
+            Self::Shared(shared) => shared.may_exist("").await.is_some(),
         }
-        Ok(())
     }
 }
 

@@ -22,6 +22,7 @@ use stampede_redis::{Failure, Link, Script, Servers, too_late};
 use tokio::task::AbortHandle;
 
 static STORE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/store.lua")));
+static PUT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/put.lua")));
 static FORGET: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/forget.lua")));
 
 const CHANNEL: &str = "cache:gone";
@@ -58,12 +59,13 @@ struct Shared {
     locks: Locks,
     breaker: Breaker,
     caches: Arc<Caches>,
+    config: RemoteConfig,
     listening: AbortHandle,
 }
 
 /// Those who hear what is gone, by their names.
 #[derive(Default)]
-struct Caches(Mutex<HashMap<String, Weak<dyn Told>>>);
+struct Caches(Mutex<HashMap<String, Vec<Weak<dyn Told>>>>);
 
 /// A cache that hears what is gone.
 pub(crate) trait Told: Send + Sync {
@@ -94,15 +96,19 @@ impl Remote {
         let (breaker, caches) = (Breaker::default(), Arc::new(Caches::default()));
         let listening = listen(link.clone(), caches.clone(), config.answer_within);
         let listening = tokio::spawn(listening).abort_handle();
-        Ok(Self { shared: Arc::new(Shared { link, locks, breaker, caches, listening }) })
+        Ok(Self { shared: Arc::new(Shared { link, locks, breaker, caches, config, listening }) })
     }
 
     pub(crate) fn register(&self, name: &str, cache: Weak<dyn Told>) {
-        self.shared.caches.lock().insert(name.to_owned(), cache);
+        self.shared.caches.lock().entry(name.to_owned()).or_default().push(cache);
     }
 
     pub(crate) fn link(&self) -> &Link {
         &self.shared.link
+    }
+
+    pub(crate) fn config(&self) -> &RemoteConfig {
+        &self.shared.config
     }
 
     pub(crate) fn locks(&self) -> &Locks {
@@ -124,19 +130,34 @@ impl Remote {
         Some(Found { value, version: version.unwrap_or_default() })
     }
 
-    /// Stores a value that was loaded after this version was read. Whether it could be: nobody depends on that.
-    pub(crate) async fn store(&self, cache: &str, key: &str, version: &[u8], value: &[u8], kept_for: Duration) {
+    /// Stores a value that was loaded after this version was read. `false` if it is old by now; `true` also if nobody knows.
+    pub(crate) async fn store(&self, cache: &str, key: &str, version: &[u8], value: &[u8], kept_for: Duration) -> bool {
         let kept_ms = kept_for.as_millis().max(1).to_string();
         let args = [version, value, kept_ms.as_bytes()];
-        self.guarded(self.shared.link.run(&STORE, &keys(cache, key), &args)).await;
+        self.guarded(self.shared.link.run(&STORE, &keys(cache, key), &args)).await != Some(Value::Int(0))
+    }
+
+    /// Puts a value in the place of whatever is there or is being loaded. `false` if Redis did not say that it did.
+    pub(crate) async fn put(&self, cache: &str, key: &str, value: &[u8], kept_for: Duration) -> bool {
+        let (version, version_ms) = new_version();
+        let kept_ms = kept_for.as_millis().max(1).to_string();
+        let message = message(cache, key);
+        let args: [&[u8]; 6] = [
+            version.as_bytes(),
+            version_ms.as_bytes(),
+            CHANNEL.as_bytes(),
+            message.as_bytes(),
+            value,
+            kept_ms.as_bytes(),
+        ];
+        self.shared.link.run(&PUT, &keys(cache, key), &args).await.is_ok()
     }
 
     /// Declares a key gone. `false` if Redis did not say that it did.
     pub(crate) async fn forget(&self, cache: &str, key: &str) -> bool {
-        let version = format!("{:016x}", rand::rng().random::<u64>());
-        let kept_ms = VERSION_KEPT.as_millis().to_string();
-        let message = format!("{cache}\0{key}");
-        let args = [&*version, &*kept_ms, CHANNEL, &*message];
+        let (version, version_ms) = new_version();
+        let message = message(cache, key);
+        let args = [&*version, &*version_ms, CHANNEL, &*message];
         // Not behind the breaker: this has to be done.
         self.shared.link.run(&FORGET, &keys(cache, key), &args).await.is_ok()
     }
@@ -151,6 +172,12 @@ impl Remote {
                 self.shared.breaker.worked();
                 Some(value)
             }
+            // It answers, though not with what we wanted (no memory, no permission): others may fare better.
+            Err(Failure::Refused(error)) => {
+                tracing::debug!(%error, "Redis refuses");
+                self.shared.breaker.worked();
+                None
+            }
             Err(failure) => {
                 tracing::debug!(?failure, "Redis does not answer; the source is asked");
                 self.shared.breaker.failed();
@@ -158,6 +185,15 @@ impl Remote {
             }
         }
     }
+}
+
+/// A new version, and how long it is kept, in milliseconds.
+fn new_version() -> (String, String) {
+    (format!("{:016x}", rand::rng().random::<u64>()), VERSION_KEPT.as_millis().to_string())
+}
+
+fn message(cache: &str, key: &str) -> String {
+    format!("{cache}\0{key}")
 }
 
 fn keys(cache: &str, key: &str) -> [String; 2] {
@@ -237,10 +273,8 @@ async fn serve(link: &Link, caches: &Caches, answer_within: Duration, pause: &mu
                 let Some(message) = message else { return Ok(()) };
                 let text = std::str::from_utf8(message.get_payload_bytes()).unwrap_or_default();
                 if let Some((cache, key)) = text.split_once('\0') {
-                    let known = caches.lock().get(cache).and_then(Weak::upgrade);
-                    if let Some(cache) = known {
-                        cache.gone(key);
-                    }
+                    let known = caches.lock().get(cache).cloned().unwrap_or_default();
+                    known.iter().filter_map(Weak::upgrade).for_each(|cache| cache.gone(key));
                 }
             }
             _ = ping.tick() => in_time(answer_within, sink.ping::<Value>()).await.map(drop)?,
@@ -253,13 +287,16 @@ async fn in_time<T>(within: Duration, work: impl Future<Output = RedisResult<T>>
 }
 
 impl Caches {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Weak<dyn Told>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Weak<dyn Told>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells those who are still there; forgets the others.
     fn tell(&self, what: impl Fn(&dyn Told)) {
-        self.lock().retain(|_, cache| cache.upgrade().inspect(|cache| what(&**cache)).is_some());
+        self.lock().retain(|_, caches| {
+            caches.retain(|cache| cache.upgrade().inspect(|cache| what(&**cache)).is_some());
+            !caches.is_empty()
+        });
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use fastbloom::AtomicBloomFilter;
 
-use super::{FALSE_POSITIVES, Generation};
+use super::FALSE_POSITIVES;
 
 #[derive(Debug)]
 pub(crate) struct Local {
@@ -42,20 +42,18 @@ impl Local {
         }
     }
 
-    pub(crate) fn begin(&self) -> Generation {
+    pub(crate) fn begin(&self) {
         let fresh = AtomicBloomFilter::with_false_pos(FALSE_POSITIVES).expected_items(self.capacity.max(1));
         self.write().filling = Some(fresh);
-        // There is one at a time.
-        Generation { id: String::new(), seed: 0, run: String::new() }
     }
 
-    pub(crate) fn add(&self, _: &Generation, keys: &[String]) {
+    pub(crate) fn add(&self, keys: &[String]) {
         if let Some(bits) = &self.read().filling {
             keys.iter().for_each(|key| _ = bits.insert(key.as_str()));
         }
     }
 
-    pub(crate) fn finish(&self, _: &Generation) {
+    pub(crate) fn finish(&self) {
         let mut bits = self.write();
         bits.current = bits.filling.take();
     }

@@ -8,14 +8,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
 use redis::{FromRedisValue as _, Value};
 use stampede_lock::Guard;
 use stampede_redis::{Failure, Script};
 
-use super::{FALSE_POSITIVES, Generation, Unannounced};
+use super::{FALSE_POSITIVES, Unannounced};
 use crate::remote::Remote;
 
 static CHECK: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_check.lua")));
@@ -26,6 +26,10 @@ static FINISH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../
 const MAX_BITS: f64 = 4.0e9;
 /// How often an announcement is tried anew if the filter changes under it.
 const TRIES: usize = 5;
+const MAX_KEPT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+
+/// After it was found that nobody knows, so long everybody is told so.
+const NOBODY_KNOWS: Duration = Duration::from_millis(100);
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -33,16 +37,57 @@ pub(crate) struct Shared {
     remote: Remote,
     name: String,
     main: String,
-    bits: u64,
-    hashes: u64,
-    /// What we know of the filter, and on which connection we learned it.
-    view: RwLock<Option<Arc<View>>>,
+    /// The size of what we fill. What others fill may be of another.
+    size: Size,
+    view: RwLock<Seen>,
+}
+
+/// What we know of the filter.
+#[derive(Debug, Clone)]
+enum Seen {
+    View(Arc<View>),
+    /// Nobody knew, then.
+    Nothing(Option<Instant>),
 }
 
 #[derive(Debug)]
 struct View {
     current: Generation,
+    /// The connection on which we learned it.
     connection: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Size {
+    bits: u64,
+    hashes: u64,
+}
+
+/// One filling of the filter. Its size is a part of its id, so that nobody can take it for another.
+#[derive(Debug, Clone)]
+pub(crate) struct Generation {
+    id: String,
+    size: Size,
+    seed: u64,
+    /// The run of the server in which it was begun.
+    run: String,
+}
+
+impl Generation {
+    fn read(id: String, seed: &str, run: String) -> Option<Self> {
+        let mut parts = id.split('-');
+        let (bits, hashes) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some(Self { size: Size { bits, hashes }, seed: seed.parse().ok()?, run, id })
+    }
+
+    /// Where a key's bits are. The seed is random, so that nobody can choose keys that pass.
+    fn positions(&self, key: &str) -> impl Iterator<Item = u64> {
+        let Size { bits, hashes } = self.size;
+        let start = mix(self.seed);
+        let hash = key.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let (first, step) = (mix(hash), mix(hash ^ self.seed) | 1);
+        (0..hashes).map(move |at| first.wrapping_add(at.wrapping_mul(step)) % bits)
+    }
 }
 
 /// What Redis knows of the filter.
@@ -58,30 +103,29 @@ impl Shared {
         let wanted = -(capacity.max(1) as f64) * FALSE_POSITIVES.ln() / (2f64.ln() * 2f64.ln());
         let bits = wanted.clamp(1024.0, MAX_BITS).ceil();
         let hashes = (bits / capacity.max(1) as f64 * 2f64.ln()).round().clamp(1.0, 16.0);
-        let (main, view) = (format!("filter:{{{name}}}"), RwLock::default());
+        let (main, view) = (format!("filter:{{{name}}}"), RwLock::new(Seen::Nothing(None)));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above")]
-        let (bits, hashes) = (bits as u64, hashes as u64);
-        Self { remote, name: name.to_owned(), main, bits, hashes, view }
+        let size = Size { bits: bits as u64, hashes: hashes as u64 };
+        Self { remote, name: name.to_owned(), main, size, view }
+    }
+
+    /// How long an announcement may take.
+    pub(crate) fn announced_within(&self) -> Duration {
+        let config = self.remote.config();
+        // It asks twice, and may have to wait for what was asked before.
+        3 * config.connect_within + 4 * config.answer_within
     }
 
     fn bits_of(&self, generation: &str) -> String {
         format!("{}:{generation}", self.main)
     }
 
-    /// Where a key's bits are. The seed is random, so that nobody can choose keys that pass.
-    fn positions(&self, key: &str, seed: u64) -> impl Iterator<Item = u64> {
-        let hash = key.bytes().fold(mix(seed), |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        let (first, step) = (mix(hash), mix(hash ^ seed) | 1);
-        let bits = self.bits;
-        (0..self.hashes).map(move |at| first.wrapping_add(at.wrapping_mul(step)) % bits)
-    }
-
     /// `None` if nobody knows.
     pub(crate) async fn may_exist(&self, key: &str) -> Option<bool> {
         for _ in 0..2 {
             let view = self.view().await?;
-            let mut args = vec![view.current.id.clone(), self.bits.to_string()];
-            args.extend(self.positions(key, view.current.seed).map(|position| position.to_string()));
+            let mut args = vec![view.current.id.clone(), view.current.size.bits.to_string()];
+            args.extend(view.current.positions(key).map(|position| position.to_string()));
             let keys = [self.main.clone(), self.bits_of(&view.current.id)];
             let answer = self.remote.guarded(self.remote.link().run(&CHECK, &keys, &args)).await?;
             // Answered on the connection that the view belongs to, or by a server that may have forgotten something?
@@ -92,49 +136,50 @@ impl Shared {
                     _ => {}
                 }
             }
-            *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
+            self.see(Seen::Nothing(None));
         }
         None
     }
 
+    fn see(&self, seen: Seen) {
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = seen;
+    }
+
     /// What we know of the filter; asked for anew after every new connection.
     async fn view(&self) -> Option<Arc<View>> {
-        let link = self.remote.link();
-        let known = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(view) = known.filter(|view| view.connection == link.connections()) {
-            return Some(view);
+        let seen = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match seen {
+            Seen::View(view) if view.connection == self.remote.link().connections() => return Some(view),
+            Seen::Nothing(Some(at)) if at.elapsed() < NOBODY_KNOWS => return None,
+            _ => {}
         }
-        let meta = self.meta().await.ok()?;
+        let view = self.look().await;
+        self.see(view.clone().map_or_else(|| Seen::Nothing(Some(Instant::now())), Seen::View));
+        view
+    }
+
+    async fn look(&self) -> Option<Arc<View>> {
+        let link = self.remote.link();
+        let meta = self.remote.guarded(link.send(self.ask_meta())).await.map(read_meta)?;
         let connection = link.connections();
-        let run = self.run().await.ok()?;
+        let run = self.remote.guarded(link.send(ask_run())).await.and_then(read_run)?;
         // If the server was restarted since, it may have forgotten what it was told last.
         let current = meta.current.filter(|current| current.run == run && link.connections() == connection)?;
-        let view = Arc::new(View { current, connection });
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Some(view.clone());
-        Some(view)
+        Some(Arc::new(View { current, connection }))
+    }
+
+    fn ask_meta(&self) -> redis::Cmd {
+        redis::cmd("HGETALL").arg(&self.main).to_owned()
     }
 
     async fn meta(&self) -> Result<Meta, Failure> {
-        let mut command = redis::cmd("HGETALL");
-        command.arg(&self.main);
-        let value = self.remote.link().send(command).await?;
-        let mut fields = HashMap::<String, String>::from_redis_value(value).unwrap_or_default();
-        let mut generation = |id: &str, seed: &str| {
-            let (id, seed) = (fields.remove(id)?, fields.remove(seed)?);
-            let run = fields.get("run").cloned().unwrap_or_default();
-            Some(Generation { id, seed: seed.parse().ok()?, run })
-        };
-        let (current, filling) = (generation("current", "seed"), generation("filling", "filling_seed"));
-        let since_s = fields.remove("since").and_then(|since| since.parse().ok()).unwrap_or(0);
-        Ok(Meta { current, filling, since_s })
+        self.remote.link().send(self.ask_meta()).await.map(read_meta)
     }
 
     /// Which run of the server this is.
-    async fn run(&self) -> Result<String, Failure> {
-        let mut command = redis::cmd("INFO");
-        command.arg("server");
-        let info = String::from_redis_value(self.remote.link().send(command).await?).unwrap_or_default();
-        Ok(info.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().trim().to_owned())
+    async fn run(&self) -> Result<String, Error> {
+        let value = self.send(ask_run()).await?;
+        read_run(value).ok_or_else(|| "the server does not tell its run; on a cluster there is no shared filter".into())
     }
 
     /// The server's time in seconds.
@@ -149,10 +194,11 @@ impl Shared {
             let id =
                 |generation: &Option<Generation>| generation.as_ref().map(|known| known.id.clone()).unwrap_or_default();
             let mut keys = vec![self.main.clone()];
-            let mut args = vec![id(&meta.current), id(&meta.filling), self.hashes.to_string(), self.bits.to_string()];
+            let mut args = vec![id(&meta.current), id(&meta.filling)];
             for generation in meta.current.iter().chain(&meta.filling) {
                 keys.push(self.bits_of(&generation.id));
-                args.extend(self.positions(key, generation.seed).map(|position| position.to_string()));
+                args.extend([generation.size.hashes.to_string(), generation.size.bits.to_string()]);
+                args.extend(generation.positions(key).map(|position| position.to_string()));
             }
             let added = self.remote.link().run(&ANNOUNCE, &keys, &args).await.map_err(|_| Unannounced)?;
             if added == Value::Int(1) {
@@ -170,41 +216,52 @@ impl Shared {
             Err(stampede_lock::Error::NotAcquired { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let (meta, run, now_s) =
-            (self.meta().await.map_err(told)?, self.run().await.map_err(told)?, self.now_s().await.map_err(told)?);
-        let young = now_s < meta.since_s.saturating_add(refill_every.as_secs());
+        let (meta, run) = (self.meta().await.map_err(told)?, self.run().await?);
+        let young = self.now_s().await.map_err(told)? < meta.since_s.saturating_add(refill_every.as_secs());
         if let Some(current) = &meta.current
-            && current.run == run
+            && (&current.run, current.size) == (&run, self.size)
             && young
-            && self.is_whole(&current.id).await?
+            && self.is_whole(current).await?
         {
             guard.release().await?;
             return Ok(None);
         }
-        let (id, seed) = (format!("{:016x}", rand::rng().random::<u64>()), rand::rng().random::<u64>());
-        let generation = Generation { id, seed, run };
+        let Size { bits, hashes } = self.size;
+        let id = format!("{bits}-{hashes}-{:016x}", rand::rng().random::<u64>());
+        let generation = Generation { id, size: self.size, seed: rand::rng().random(), run };
+        let mut begin = redis::cmd("HSET");
+        begin.arg(&self.main).arg("filling").arg(&generation.id);
+        begin.arg("filling_seed").arg(generation.seed).arg("filling_run").arg(&generation.run);
+        self.send(begin).await?;
         // The last bit says that they are whole: if Redis forgets them, those that are set later do not have it.
         let mut allocate = redis::cmd("SETBIT");
-        allocate.arg(self.bits_of(&generation.id)).arg(self.bits).arg(1);
+        allocate.arg(self.bits_of(&generation.id)).arg(bits).arg(1);
         self.send(allocate).await?;
-        let mut begin = redis::cmd("HSET");
-        begin.arg(&self.main).arg("filling").arg(&generation.id).arg("filling_seed").arg(generation.seed);
-        self.send(begin).await?;
+        // Nobody's bits do not stay for ever; those in use are made anew long before.
+        let mut expire = redis::cmd("PEXPIRE");
+        let kept_for = (3 * refill_every).clamp(Duration::from_secs(60), MAX_KEPT);
+        expire.arg(self.bits_of(&generation.id)).arg(kept_for.as_millis().to_string());
+        self.send(expire).await?;
         if let Some(left) = meta.filling {
-            let mut delete = redis::cmd("DEL");
-            delete.arg(self.bits_of(&left.id));
-            self.send(delete).await?;
+            self.drop_bits(&left).await;
         }
         Ok(Some((generation, guard)))
+    }
+
+    /// They are of no use. If that cannot be told, they expire.
+    pub(crate) async fn drop_bits(&self, generation: &Generation) {
+        if let Err(error) = self.send(redis::cmd("DEL").arg(self.bits_of(&generation.id)).to_owned()).await {
+            tracing::debug!(%error, "the bits of a filter are left to expire");
+        }
     }
 
     async fn send(&self, command: redis::Cmd) -> Result<Value, Error> {
         self.remote.link().send(command).await.map_err(told)
     }
 
-    async fn is_whole(&self, generation: &str) -> Result<bool, Error> {
+    async fn is_whole(&self, generation: &Generation) -> Result<bool, Error> {
         let mut command = redis::cmd("GETBIT");
-        command.arg(self.bits_of(generation)).arg(self.bits);
+        command.arg(self.bits_of(&generation.id)).arg(generation.size.bits);
         Ok(self.send(command).await? == Value::Int(1))
     }
 
@@ -212,7 +269,7 @@ impl Shared {
         for some in keys.chunks(500) {
             let mut command = redis::cmd("BITFIELD");
             command.arg(self.bits_of(&generation.id));
-            for position in some.iter().flat_map(|key| self.positions(key, generation.seed)) {
+            for position in some.iter().flat_map(|key| generation.positions(key)) {
                 command.arg("SET").arg("u1").arg(position).arg(1);
             }
             self.send(command).await?;
@@ -222,16 +279,37 @@ impl Shared {
 
     /// It is filled. If Redis forgot something meanwhile, it is not.
     pub(crate) async fn finish(&self, generation: &Generation) -> Result<(), Error> {
-        let (meta, run) = (self.meta().await.map_err(told)?, self.run().await.map_err(told)?);
+        let (meta, run) = (self.meta().await.map_err(told)?, self.run().await?);
         let before = meta.current.map_or_else(|| generation.id.clone(), |current| current.id);
         let keys = [self.main.clone(), self.bits_of(&generation.id), self.bits_of(&before)];
         if run != generation.run {
             return Err("Redis was restarted meanwhile".into());
         }
-        let args = [generation.id.clone(), generation.seed.to_string(), run, self.bits.to_string()];
+        let args = [generation.id.clone(), generation.seed.to_string(), run, generation.size.bits.to_string()];
         let done = self.remote.link().run(&FINISH, &keys, &args).await.map_err(told)?;
         if done == Value::Int(1) { Ok(()) } else { Err("it was forgotten, or begun anew, meanwhile".into()) }
     }
+}
+
+fn ask_run() -> redis::Cmd {
+    redis::cmd("INFO").arg("server").to_owned()
+}
+
+/// `None` if it is not told: a cluster answers for all nodes at once.
+fn read_run(value: Value) -> Option<String> {
+    let info = String::from_redis_value(value).ok()?;
+    let run = info.lines().find_map(|line| line.strip_prefix("run_id:"))?.trim().to_owned();
+    (!run.is_empty()).then_some(run)
+}
+
+fn read_meta(value: Value) -> Meta {
+    let fields = HashMap::<String, String>::from_redis_value(value).unwrap_or_default();
+    let field = |name: &str| fields.get(name).cloned();
+    let generation = |id: &str, seed: &str, run: &str| Generation::read(field(id)?, &field(seed)?, field(run)?);
+    let (current, filling) =
+        (generation("current", "seed", "run"), generation("filling", "filling_seed", "filling_run"));
+    let since_s = field("since").and_then(|since| since.parse().ok()).unwrap_or(0);
+    Meta { current, filling, since_s }
 }
 
 fn told(failure: Failure) -> Error {

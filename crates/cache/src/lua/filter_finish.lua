@@ -11,7 +11,7 @@ if redis.call('HGET', KEYS[1], 'filling') ~= ARGV[1] or redis.call('GETBIT', KEY
     return 0
 end
 redis.call('HSET', KEYS[1], 'current', ARGV[1], 'seed', ARGV[2], 'run', ARGV[3], 'since', redis.call('TIME')[1])
-redis.call('HDEL', KEYS[1], 'filling', 'filling_seed')
+redis.call('HDEL', KEYS[1], 'filling', 'filling_seed', 'filling_run')
 if KEYS[3] ~= KEYS[2] then
     redis.call('DEL', KEYS[3])
 end

@@ -3,20 +3,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use stampede_cache::{Builder, Filter, FilterSettings, Unannounced};
+use stampede_cache::{Builder, Filter, FilterSettings, Remote, RemoteConfig, Unannounced};
+use stampede_lock::{Config, Locks, Servers};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Dice, Proxy, Server, count, redis};
 
 use crate::support::{Numbers, Source, remote, until};
 
 fn settings() -> FilterSettings {
-    FilterSettings { capacity: 20_000, create_within: Duration::from_millis(100), ..FilterSettings::default() }
+    FilterSettings { capacity: 10_000, create_within: Duration::from_millis(100), ..FilterSettings::default() }
 }
 
 /// A node with a shared filter.
 async fn node(port: u16, source: &Source) -> (Numbers, Filter<u64>) {
+    node_for(port, source, settings()).await
+}
+
+async fn node_for(port: u16, source: &Source, settings: FilterSettings) -> (Numbers, Filter<u64>) {
     let (remote, source) = (remote(port).await, source.clone());
-    let filter = Filter::shared(&remote, "numbers", settings(), move |after| {
+    let filter = Filter::shared(&remote, "numbers", settings, move |after| {
         let page = source.keys_after(after);
         async move { Ok::<_, Infallible>(page) }
     });
@@ -165,4 +170,54 @@ async fn a_key_that_cannot_be_announced_is_not_to_be_created() {
     proxy.set(Fault::None);
     until("it is reached again", || async { filter.announce(&1).await.is_ok() }).await;
     assert!(filter.may_exist(&1).await);
+}
+
+/// Two versions of a program run at once, and one of them expects more keys.
+#[tokio::test]
+async fn nodes_with_different_capacities_do_not_mislead_each_other() {
+    let server = redis::start().unwrap();
+    for round in 0..count(20, 3) {
+        redis::ask(server.port(), &["flushall"]).unwrap();
+        let source = Source::default();
+        (0..500).for_each(|key| source.set(key, key));
+        let small = FilterSettings { capacity: 1000, ..settings() };
+        let (_first, first) = node_for(server.port(), &source, FilterSettings { capacity: 2000, ..small }).await;
+        until("it is filled", || first.is_current()).await;
+        let (_second, second) = node_for(server.port(), &source, small).await;
+        for key in 0..500 {
+            assert!(second.may_exist(&key).await, "round {round}: {key} exists");
+        }
+        second.announce(&7777).await.unwrap();
+        for filter in [&first, &second] {
+            assert!(filter.may_exist(&7777).await, "round {round}: announced by the other");
+        }
+    }
+}
+
+/// A cluster does not tell whether a node was restarted: everything passes.
+#[tokio::test]
+async fn on_a_cluster_the_shared_filter_never_says_no() {
+    let nodes = redis::start_cluster().unwrap();
+    let urls: Vec<String> = nodes.iter().map(|node| redis::url(node.port())).collect();
+    let servers = || Servers::Cluster(urls.clone());
+    let locks = Locks::connect(servers(), Config::default()).await.unwrap();
+    let remote = Remote::new(servers(), locks, RemoteConfig::default()).unwrap();
+    let source = Source::default();
+    let filter = Filter::<u64>::shared(&remote, "numbers", settings(), {
+        let source = source.clone();
+        move |after| {
+            let page = source.keys_after(after);
+            async move { Ok::<_, Infallible>(page) }
+        }
+    });
+    let cache: Numbers = Builder::new("numbers").remote(remote).build_filtered(filter.clone());
+    // Longer than it takes to fill one.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!filter.is_current().await && filter.may_exist(&1).await);
+    // The cache itself works there.
+    source.set(7, 1);
+    assert_eq!(source.get(&cache, 7).await, Some(1));
+    cache.invalidate(&7).await;
+    source.set(7, 2);
+    assert_eq!(source.get(&cache, 7).await, Some(2));
 }

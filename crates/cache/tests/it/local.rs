@@ -122,8 +122,8 @@ async fn what_is_loaded_together_does_not_expire_together() {
         .map(|part| {
             let cache = cache.clone();
             tokio::spawn(async move {
-                let mine = (0..keys).filter(|key| key % 16 == part).map(|key| (key, key));
-                cache.warm(mine).await;
+                let mine = (0..keys).filter(move |key| key % 16 == part);
+                cache.warm(mine, |key| async move { Ok(Some(key)) }).await.unwrap();
             })
         })
         .collect();
@@ -131,6 +131,8 @@ async fn what_is_loaded_together_does_not_expire_together() {
         loader.await.unwrap();
     }
     let script = "local all = {} for _, key in ipairs(redis.call('KEYS', 'cache:*')) do all[#all + 1] = redis.call('PTTL', key) end return all";
+    // Storing goes on when the values have been given.
+    until("all are stored", || async { redis::ask(server.port(), &["dbsize"]).unwrap() == keys.to_string() }).await;
     let left = redis::ask(server.port(), &["--raw", "eval", script, "0"]).unwrap();
     let left: Vec<u64> = left.lines().map(|ms| ms.parse().unwrap()).collect();
     assert_eq!(left.len() as u64, keys);
@@ -142,4 +144,21 @@ async fn what_is_loaded_together_does_not_expire_together() {
     }
     let busiest = parts.iter().max().unwrap();
     assert!(busiest * 100 <= keys * 3, "{busiest} of {keys} expire together");
+}
+
+#[tokio::test]
+async fn times_without_end_are_no_trouble() {
+    let (source, ever) = (Source::default(), Duration::MAX);
+    let settings = Builder::new("numbers").jitter(f64::NAN).expire_after(ever).refresh_after(ever).empty_for(ever);
+    let cache: Numbers = settings.local(10, ever).wait_at_most(ever).build();
+    source.set(1, 11);
+    assert_eq!((source.get(&cache, 1).await, source.get(&cache, 2).await), (Some(11), None));
+    cache.invalidate(&1).await;
+    assert_eq!(source.get(&cache, 1).await, Some(11));
+}
+
+#[test]
+#[should_panic(expected = "cannot be the name of a cache")]
+fn a_name_that_has_a_meaning_in_keys_is_refused() {
+    let _ = Builder::new("user:profile");
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use stampede_cache::{Builder, Remote, RemoteConfig};
+use stampede_lock::{Config, Locks};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Proxy, count, redis};
 
-use crate::support::{Source, node, until};
+use crate::support::{Numbers, Source, node, until};
 
 const AT_ONCE: usize = 8;
 
@@ -84,4 +86,50 @@ async fn a_cache_works_without_the_redis_that_it_was_given() {
     source.set(7, 2);
     assert_eq!(source.get(&cache, 7).await, Some(2));
     assert_eq!(source.calls(), 2);
+}
+
+/// Redis stands still while a key is loaded under the lock. Whoever waits has the value as soon as it is loaded.
+#[tokio::test]
+async fn what_is_loaded_is_given_though_it_cannot_be_stored() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let url = redis::url(server.port());
+    let locks = Locks::new(url.as_str(), Config::default()).unwrap();
+    let remote = Remote::new(url.as_str(), locks, RemoteConfig::default()).unwrap();
+    let cache: Numbers = Builder::new("numbers").remote(remote).build();
+    source.set(7, 1);
+    let takes = Duration::from_millis(500);
+    let started = Instant::now();
+    let want = tokio::spawn({
+        let (cache, source) = (cache.clone(), source.clone());
+        async move { source.get_slowly(&cache, 7, takes).await }
+    });
+    until("it is under way", || async { source.calls() == 1 }).await;
+    server.signal("STOP").unwrap();
+    assert_eq!(want.await.unwrap(), Some(1));
+    let waited = started.elapsed();
+    server.signal("CONT").unwrap();
+    assert!(waited < takes + Duration::from_secs(1), "{waited:?}");
+}
+
+/// Redis has no room: it answers, and so it is asked.
+#[tokio::test]
+async fn a_redis_that_refuses_is_not_away() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let cache = node(server.port(), |settings| settings.local(10, Duration::from_millis(1))).await;
+    source.set(7, 1);
+    assert_eq!(source.get(&cache, 7).await, Some(1));
+    until("it is stored", || async { redis::ask(server.port(), &["exists", "cache:{numbers:7}"]).unwrap() == "1" })
+        .await;
+    redis::ask(server.port(), &["config", "set", "maxmemory", "1"]).unwrap();
+    for key in 100..150 {
+        assert_eq!(source.get(&cache, key).await, None);
+    }
+    let before = cache.stats();
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert_eq!(source.get(&cache, 7).await, Some(1));
+    }
+    let after = cache.stats();
+    assert!(after.remote_hits >= before.remote_hits + 20, "{before:?} {after:?}");
+    assert_eq!(after.away, before.away);
 }

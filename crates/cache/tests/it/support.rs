@@ -58,8 +58,13 @@ impl Source {
 
     /// Through the cache.
     pub async fn get(&self, cache: &Numbers, key: u64) -> Option<u64> {
+        self.get_slowly(cache, key, Duration::from_millis(1)).await
+    }
+
+    /// The same from a source that takes so long.
+    pub async fn get_slowly(&self, cache: &Numbers, key: u64, takes: Duration) -> Option<u64> {
         let source = self.clone();
-        cache.get_or_load(&key, move || source.read(key, Duration::from_millis(1))).await.unwrap().map(|value| *value)
+        cache.get_or_load(&key, move || source.read(key, takes)).await.unwrap().map(|value| *value)
     }
 }
 
@@ -71,6 +76,14 @@ pub async fn remote(port: u16) -> Remote {
 /// A cache of a node of its own.
 pub async fn node(port: u16, settings: impl FnOnce(Builder) -> Builder) -> Numbers {
     settings(Builder::new("numbers").remote(remote(port).await)).build()
+}
+
+/// Waits until so many nodes hear what is gone.
+pub async fn listening(port: u16, nodes: usize) {
+    until("all listen", || async {
+        redis::ask(port, &["pubsub", "numsub", "cache:gone"]).unwrap().ends_with(&format!("{nodes}"))
+    })
+    .await;
 }
 
 /// Waits for something to become true; how long that took.

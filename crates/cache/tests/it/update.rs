@@ -7,7 +7,7 @@ use stampede_cache::Builder;
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Proxy, count, redis};
 
-use crate::support::{Numbers, Source, node, until};
+use crate::support::{Numbers, Source, listening, node, until};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -31,10 +31,7 @@ async fn every_node_sees_a_change_without_waiting_for_the_expiry() {
     for _ in 0..3 {
         nodes.push(node(server.port(), kept_for_a_minute).await);
     }
-    until("all three listen", || async {
-        redis::ask(server.port(), &["pubsub", "numsub", "cache:gone"]).unwrap().ends_with('3')
-    })
-    .await;
+    listening(server.port(), 3).await;
     for round in 0..count(200, 20) {
         source.set(7, round);
         change(&nodes[0], &source, 7, round).await;
@@ -70,6 +67,7 @@ async fn a_node_that_is_not_told_sees_a_change_within_its_local_time() {
 async fn what_was_read_before_a_change_is_not_stored_after_it() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let (reader, writer) = (node(server.port(), kept_for_a_minute).await, node(server.port(), kept_for_a_minute).await);
+    listening(server.port(), 2).await;
     for round in 0..count(100, 5) {
         let key = 100 + round;
         source.set(key, 1);
@@ -83,9 +81,8 @@ async fn what_was_read_before_a_change_is_not_stored_after_it() {
         assert_eq!(reading.await.unwrap().map(|value| *value), Some(1), "it began before");
         let stored = redis::ask(server.port(), &["exists", &format!("cache:{{numbers:{key}}}")]).unwrap();
         assert_eq!(stored, "0", "the old one was stored");
-        for node in [&reader, &writer] {
-            assert_eq!(source.get(node, key).await, Some(2));
-        }
+        assert_eq!(source.get(&writer, key).await, Some(2));
+        until("the reader sees it", || async { source.get(&reader, key).await == Some(2) }).await;
     }
 }
 
@@ -104,4 +101,84 @@ async fn a_change_while_redis_is_away_is_told_when_it_is_back() {
     assert_eq!(source.get(&other, 7).await, Some(1), "there it is not, yet");
     proxy.set(Fault::None);
     until("the other is told", || async { source.get(&other, 7).await == Some(2) }).await;
+}
+
+/// Who has changed something sees it at once, whatever others read at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn who_changes_sees_the_change() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let nodes = [node(server.port(), kept_for_a_minute).await, node(server.port(), kept_for_a_minute).await];
+    listening(server.port(), 2).await;
+    let reading: Vec<_> = (0..16)
+        .map(|reader| {
+            let (cache, source) = (nodes[reader % 2].clone(), source.clone());
+            tokio::spawn(async move {
+                loop {
+                    source.get(&cache, 7).await;
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    for round in 0..count(2000, 200) {
+        change(&nodes[0], &source, 7, round).await;
+        assert_eq!(source.get(&nodes[0], 7).await, Some(round));
+    }
+    reading.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// What is put takes the place of what is being loaded, here and elsewhere.
+#[tokio::test]
+async fn what_is_put_is_not_overwritten_by_a_load_that_began_before() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let (here, there) = (node(server.port(), kept_for_a_minute).await, node(server.port(), kept_for_a_minute).await);
+    listening(server.port(), 2).await;
+    source.set(7, 1);
+    let loading = tokio::spawn({
+        let (there, source) = (there.clone(), source.clone());
+        async move { source.get_slowly(&there, 7, Duration::from_millis(200)).await }
+    });
+    until("it has read the old one", || async { source.calls() == 1 }).await;
+    source.set(7, 2);
+    here.put(&7, Some(2)).await;
+    assert_eq!(loading.await.unwrap(), Some(1), "it began before");
+    for node in [&here, &there] {
+        assert_eq!(source.get(node, 7).await, Some(2));
+    }
+    assert_eq!(source.calls(), 1, "it was put, not loaded");
+}
+
+/// The source takes longer than half of what anybody waits, and both nodes want the key.
+#[tokio::test]
+async fn a_slow_source_makes_nobody_fail() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let patient = |settings: Builder| settings.wait_at_most(Duration::from_secs(2));
+    let nodes = [node(server.port(), patient).await, node(server.port(), patient).await];
+    source.set(7, 1);
+    let wants = nodes.map(|node| {
+        let source = source.clone();
+        tokio::spawn(async move { source.get_slowly(&node, 7, Duration::from_millis(1500)).await })
+    });
+    for want in wants {
+        assert_eq!(want.await.unwrap(), Some(1));
+    }
+}
+
+/// Whoever loads holds the lock, and what it loads is old by now: the next does not wait for it.
+#[tokio::test]
+async fn a_load_that_is_left_behind_keeps_nobody_waiting() {
+    let (server, source) = (redis::start().unwrap(), Source::default());
+    let cache = node(server.port(), kept_for_a_minute).await;
+    source.set(7, 1);
+    let slow = tokio::spawn({
+        let (cache, source) = (cache.clone(), source.clone());
+        async move { source.get_slowly(&cache, 7, Duration::from_millis(1500)).await }
+    });
+    until("it is under way", || async { source.calls() == 1 }).await;
+    change(&cache, &source, 7, 2).await;
+    let started = std::time::Instant::now();
+    assert_eq!(source.get(&cache, 7).await, Some(2));
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(slow.await.unwrap(), Some(1));
+    assert_eq!(source.get(&cache, 7).await, Some(2));
 }
