@@ -33,6 +33,26 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Values by key from a source, kept in the process and, if there is one, in Redis. Cheap to clone. Made by a [`Builder`].
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use stampede_cache::{Builder, Cache};
+///
+/// static PRICE: AtomicU64 = AtomicU64::new(500);
+/// let prices: Cache<u64, u64, std::io::Error> = Builder::new("price").build();
+/// let price = async || prices.get_or_load(&7, || async { Ok(Some(PRICE.load(Ordering::SeqCst))) }).await;
+/// assert_eq!(price().await?.as_deref(), Some(&500));
+///
+/// // The source first, and then the cache.
+/// prices.update(&7, async { Ok::<_, std::io::Error>(PRICE.store(450, Ordering::SeqCst)) }).await?;
+/// assert_eq!(price().await?.as_deref(), Some(&450));
+///
+/// // That there is none is remembered, too.
+/// assert_eq!(prices.get_or_load(&8, || async { Ok(None) }).await?, None);
+/// assert_eq!(prices.get_or_load(&8, || async { panic!("known") }).await?, None);
+/// # Ok(()) }
+/// ```
 pub struct Cache<K: Key, V: Cached, E> {
     inner: Arc<Inner<K, V, E>>,
 }

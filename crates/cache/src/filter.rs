@@ -59,6 +59,27 @@ type Page<K> = Pin<Box<dyn Future<Output = Result<Vec<K>, Box<dyn std::error::Er
 pub struct Unannounced;
 
 /// Whether a key can exist at all. Cheap to clone; see [`Builder::build_filtered`](crate::Builder::build_filtered).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use stampede_cache::{Filter, FilterSettings};
+///
+/// let settings = FilterSettings { create_within: Duration::from_millis(10), ..FilterSettings::default() };
+/// // The source has the keys 1 to 100; it is read in pages.
+/// let filter = Filter::<u64>::local(settings, |after| async move {
+///     let from = after.unwrap_or(0) + 1;
+///     Ok::<_, std::io::Error>((from..=100).take(30).collect())
+/// });
+/// assert!(filter.may_exist(&1000).await, "nobody knows yet");
+/// while !filter.is_current().await {
+///     tokio::time::sleep(Duration::from_millis(5)).await;
+/// }
+/// assert!(filter.may_exist(&7).await && !filter.may_exist(&1000).await);
+/// filter.announce(&1000).await?; // and then write it to the source
+/// assert!(filter.may_exist(&1000).await);
+/// # Ok(()) }
+/// ```
 pub struct Filter<K> {
     inner: Arc<Inner<K>>,
     _filling: Arc<Filling>,

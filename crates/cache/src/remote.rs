@@ -49,6 +49,26 @@ impl Default for RemoteConfig {
 }
 
 /// Redis behind the caches of a process. Cheap to clone; give it to every [`Builder`](crate::Builder).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = stampede_testkit::redis::start()?;
+/// # let url = stampede_testkit::redis::url(server.port());
+/// use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
+/// use stampede_lock::{Config, Locks};
+///
+/// let remote = || -> Result<Remote, Box<dyn std::error::Error>> {
+///     let locks = Locks::new(url.as_str(), Config::default())?;
+///     Ok(Remote::new(url.as_str(), locks, RemoteConfig::default())?)
+/// };
+/// // Two processes would do the same.
+/// let here: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(remote()?).build();
+/// let there: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(remote()?).build();
+/// here.put(&7, Some("Seven".to_owned())).await;
+/// let shop = there.get_or_load(&7, || async { panic!("Redis has it") }).await?;
+/// assert_eq!(*shop.unwrap(), "Seven");
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Remote {
     shared: Arc<Shared>,
