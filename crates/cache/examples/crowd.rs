@@ -69,6 +69,7 @@ async fn main() -> Result<()> {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     println!("new");
+    cache.settled().await;
     Ok(())
 }
 

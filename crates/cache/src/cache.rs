@@ -12,6 +12,7 @@ use rand::RngExt as _;
 use stampede_lock::{Error as LockError, Guard};
 use tokio::sync::{Notify, Semaphore};
 
+use crate::background::Background;
 use crate::builder::{Builder, Cached, Key};
 use crate::entry::{Entry, KeptFor, decode, encode};
 use crate::error::Error;
@@ -86,6 +87,7 @@ struct Inner<K: Key, V: Cached, E> {
     /// Something was declared gone.
     forgotten: Notify,
     forgetting: Arc<Semaphore>,
+    background: Background,
     counters: Counters,
     filter: Option<Filter<K>>,
 }
@@ -101,6 +103,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
             loads: Semaphore::new(settings.loads_at_once),
             forgotten: Notify::new(),
             forgetting: Arc::new(Semaphore::new(MAX_FORGETTING)),
+            background: Background::new(),
             counters: Counters::default(),
             filter,
             settings,
@@ -230,6 +233,12 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         changed.await.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// Waits until no load is under way, and what was given to callers is stored in Redis too, as far as it can be. For the end of a
+    /// process: otherwise another may wait for the lock of one that is gone.
+    pub async fn settled(&self) {
+        self.inner.background.settled().await;
+    }
+
     /// What the cache has done so far.
     pub fn stats(&self) -> Stats {
         self.inner.counters.read()
@@ -248,6 +257,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         L: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
     {
+        let _counted = self.background.count();
         // Somebody may have brought it since we looked.
         if let Some(entry) = self.local.get(&key) {
             return Ok(entry.value.clone());
@@ -289,7 +299,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
             waiting = false;
             match looked {
                 Looked::Found(value, guard) => {
-                    tokio::spawn(release(Some(guard)));
+                    self.background.spawn(release(Some(guard)));
                     return Ok(value);
                 }
                 Looked::Alone(got, seen) => (guard, version) = (Some(got), seen.unwrap_or(version)),
@@ -306,7 +316,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
                     waiting = false;
                     match looked {
                         Looked::Found(value, guard) => {
-                            tokio::spawn(release(Some(guard)));
+                            self.background.spawn(release(Some(guard)));
                             return Ok(value);
                         }
                         Looked::Alone(got, _) => guard = Some(got),
@@ -316,16 +326,16 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
                 // What we load is old by now: whoever loads what is new need not wait for us.
                 () = self.forgotten.notified(), if guard.is_some() => {
                     if self.epoch(&key) != epoch {
-                        tokio::spawn(release(guard.take()));
+                        self.background.spawn(release(guard.take()));
                     }
                 }
             }
         };
         drop(loading);
-        let value = outcome.inspect_err(|_| _ = tokio::spawn(release(guard.take())))?;
+        let value = outcome.inspect_err(|_| self.background.spawn(release(guard.take())))?;
         let times = self.keep(&key, epoch, &value);
         // Nobody waits for this.
-        tokio::spawn(self.clone().store(key, version, value.clone(), times, guard));
+        self.background.spawn(self.clone().store(key, version, value.clone(), times, guard));
         Ok(value)
     }
 
@@ -382,6 +392,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         L: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
     {
+        let _counted = self.background.count();
         let epoch = self.epoch(&key);
         let is_fresh =
             |found: &Found| self.take_in(&key, epoch, found).is_some_and(|(_, fresh_for)| !fresh_for.is_zero());

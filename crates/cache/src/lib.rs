@@ -11,6 +11,7 @@
 
 #![warn(missing_docs)]
 
+mod background;
 mod builder;
 mod cache;
 mod entry;
