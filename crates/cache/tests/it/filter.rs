@@ -77,8 +77,10 @@ async fn strangers_do_not_reach_the_source() {
 /// Keys are created on one node and wanted on another at once, while Redis forgets, dies and restarts.
 async fn never_refused(server: &Server, faults: impl Fn(&Server, u64)) {
     let source = Source::default();
-    let (creator, announcing) = node(server.port(), &source).await;
-    let (reader, _) = node(server.port(), &source).await;
+    // More than a soak creates.
+    let settings = FilterSettings { capacity: 1_000_000, ..settings() };
+    let (creator, announcing) = node_for(server.port(), &source, settings).await;
+    let (reader, _) = node_for(server.port(), &source, settings).await;
     let stop = Arc::new(AtomicBool::new(false));
     let creating = tokio::spawn({
         let (stop, source, announcing) = (stop.clone(), source.clone(), announcing.clone());
