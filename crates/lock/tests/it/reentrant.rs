@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use stampede_lock::{Config, Error, Owner};
+use stampede_lock::{Config, Error, Lock, Locks, Owner};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Proxy, count, redis};
 
@@ -14,6 +14,17 @@ const KEY: &str = "lock:{work}";
 fn holds(server: &stampede_testkit::Server) -> usize {
     let fields: usize = ask(server, &["hlen", KEY]).parse().unwrap();
     fields.saturating_sub(2)
+}
+
+/// The four kinds, all of the same name.
+fn kinds(locks: &Locks) -> [Lock; 4] {
+    let me = Owner::new();
+    [
+        locks.simple("work").unwrap(),
+        locks.reentrant("work", &me).unwrap(),
+        locks.fair("work", &me).unwrap(),
+        locks.read_write("work", &me).unwrap().write().clone(),
+    ]
 }
 
 #[tokio::test]
@@ -72,14 +83,7 @@ async fn an_acquire_that_is_sent_twice_counts_once() {
     let proxy = Proxy::start(server.address()).await.unwrap();
     let config = Config { answer_within: Duration::from_millis(100), ..Config::default() };
     let locks = through(&proxy, config).await;
-    let me = Owner::new();
-    let kinds = [
-        locks.simple("work").unwrap(),
-        locks.reentrant("work", &me).unwrap(),
-        locks.fair("work", &me).unwrap(),
-        locks.read_write("work", &me).unwrap().write().clone(),
-    ];
-    for lock in kinds {
+    for lock in kinds(&locks) {
         // Redis knows the scripts: otherwise its answer would be that it does not, and that would be lost.
         lock.lock().await.unwrap().release().await.unwrap();
         proxy.set(Fault::DropAnswers);
@@ -104,14 +108,7 @@ async fn an_acquire_without_an_answer_is_taken_back() {
     let proxy = Proxy::start(server.address()).await.unwrap();
     let config = Config { answer_within: Duration::from_millis(100), ..Config::default() };
     let locks = through(&proxy, config).await;
-    let me = Owner::new();
-    let kinds = [
-        locks.simple("work").unwrap(),
-        locks.reentrant("work", &me).unwrap(),
-        locks.fair("work", &me).unwrap(),
-        locks.read_write("work", &me).unwrap().write().clone(),
-    ];
-    for lock in kinds {
+    for lock in kinds(&locks) {
         lock.lock().await.unwrap().release().await.unwrap();
         for fault in [Fault::DropAnswers, Fault::Hang] {
             proxy.set(fault);
