@@ -76,6 +76,6 @@ async fn main() -> Result<()> {
 /// Slow, and counts.
 async fn load(mut source: MultiplexedConnection) -> Result<Option<String>, redis::RedisError> {
     let _: u64 = source.incr("loads", 1).await?;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     Ok(Some("new".to_owned()))
 }

@@ -30,7 +30,7 @@ fn ten_thousand_that_want_a_cold_key_cost_one_load() {
         let mut processes: Vec<_> = (0..PROCESSES).map(|_| crowd(&server, "cold", 2500)).collect();
         let longest = go(&server, &mut processes);
         assert_eq!(redis::ask(server.port(), &["get", "loads"]).unwrap(), "1");
-        assert!(longest >= 500, "the load itself takes half a second");
+        assert!(longest >= 1500, "the load itself takes a second and a half");
     }
 }
 
@@ -44,6 +44,6 @@ fn of_a_stale_key_too_and_nobody_waits() {
             one.wait_for(Duration::from_secs(20), |line| (line == "new").then_some(())).unwrap();
         }
         assert_eq!(redis::ask(server.port(), &["get", "loads"]).unwrap(), "1");
-        assert!(longest < 500, "somebody waited {longest} ms, as long as a load takes");
+        assert!(longest < 1500, "somebody waited {longest} ms, as long as a load takes");
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use stampede_lock::{Config, Locks};
 use stampede_testkit::{Process, Proxy, Server, redis};
 
-pub const SHORT: Duration = Duration::from_millis(400);
+pub const SHORT: Duration = Duration::from_millis(800);
 
 /// Short leases, so that tests are quick.
 pub fn short() -> Config {

@@ -26,7 +26,9 @@ fn subscribers(server: &stampede_testkit::Server) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_does_not_poll_and_everybody_gets_it() {
     let server = redis::start().unwrap();
-    let (holder, waiter) = (connect(&server, long()).await, connect(&server, long()).await);
+    // The watchdog does not come by meanwhile.
+    let config = Config { watchdog_lease: Duration::from_secs(600), ..long() };
+    let (holder, waiter) = (connect(&server, config.clone()).await, connect(&server, config).await);
     let mut guards = Vec::new();
     let mut waiting = Vec::new();
     for kind in KINDS {

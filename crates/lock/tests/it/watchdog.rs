@@ -46,7 +46,7 @@ async fn a_lease_ends_and_says_so() {
     let guard = lock().lock().await.unwrap();
     assert!(guard.is_sure() && guard.sure_for() <= lease);
     guard.lost().await;
-    assert!(started.elapsed() <= lease + Duration::from_millis(100), "{:?}", started.elapsed());
+    assert!(started.elapsed() <= lease + Duration::from_secs(1), "{:?}", started.elapsed());
     assert!(!guard.is_sure() && guard.sure_for().is_zero());
     until("Redis has forgotten it", || ask(&server, &["exists", KEY]) == "0").await;
     assert!(matches!(guard.release().await, Err(Error::Lost)));
@@ -63,18 +63,18 @@ async fn a_lease_ends_and_says_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_renewed_after_the_release() {
     let server = redis::start().unwrap();
-    let config = Config { watchdog_lease: Duration::from_millis(240), ..Config::default() };
+    let config = Config { watchdog_lease: Duration::from_millis(480), ..Config::default() };
     let locks = connect(&server, config).await;
     for round in 0..count(500, 40) {
         let lock = locks.reentrant("work", &Owner::new()).unwrap();
         let guard = lock.lock().await.unwrap();
-        // The watchdog looks every 40 ms: the release falls beside, into and after its renewals.
-        tokio::time::sleep(Duration::from_micros(round * 3_697 % 90_000)).await;
+        // The watchdog looks every 80 ms: the release falls beside, into and after its renewals.
+        tokio::time::sleep(Duration::from_micros(round * 7_393 % 180_000)).await;
         guard.release().await.unwrap();
         assert_eq!(ask(&server, &["exists", KEY]), "0");
         assert_eq!(locks.watched(), 0);
     }
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(ask(&server, &["exists", KEY]), "0");
 }
 
@@ -158,7 +158,7 @@ async fn who_is_cut_off_knows_it_before_another_gets_the_lock() {
 #[tokio::test]
 async fn who_was_forgotten_hears_it_with_the_next_renewal() {
     let server = redis::start().unwrap();
-    let config = Config { watchdog_lease: Duration::from_secs(2), ..Config::default() };
+    let config = Config { watchdog_lease: Duration::from_secs(6), ..Config::default() };
     let locks = connect(&server, config).await;
     let me = Owner::new();
     let held = [
@@ -172,7 +172,7 @@ async fn who_was_forgotten_hears_it_with_the_next_renewal() {
         guard.lost().await;
     }
     // A third of the lease, and not the whole of it.
-    assert!(started.elapsed() < Duration::from_millis(1200), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     assert_eq!(locks.watched(), 0);
     for guard in held {
         assert!(matches!(guard.release().await, Err(Error::Lost)));
