@@ -45,7 +45,7 @@ impl SaleStatus {
 }
 
 /// The sale is on in `begin..end`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     pub begin: Timestamp,
     pub end: Timestamp,
@@ -64,7 +64,7 @@ pub fn closed(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refu
 }
 
 /// A sale as the ledger knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sale {
     pub id: SaleId,
     pub voucher: VoucherId,

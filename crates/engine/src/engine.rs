@@ -39,7 +39,7 @@ pub enum StartError {
 /// How long after its end a sale's marks stay in memory.
 const KEPT_AFTER_END: Duration = Duration::from_secs(24 * 3600);
 
-fn is_long_over(sale: &Sale, now: Timestamp) -> bool {
+pub(crate) fn is_long_over(sale: &Sale, now: Timestamp) -> bool {
     sale.window.end.plus(KEPT_AFTER_END) <= now
 }
 
@@ -136,7 +136,7 @@ impl Engine {
         let refusal = match self.solo.buy(sale, user).await {
             // Not at the gate, but on the shelf: long over.
             Err(Error::Refused(Refusal::NoSuchSale))
-                if self.sale(sale).is_ok_and(|view| self.is_long_over(&view.sale)) =>
+                if self.any_sale(sale).is_ok_and(|view| view.state.is_some() && self.is_long_over(&view.sale)) =>
             {
                 Refusal::Ended
             }

@@ -1,4 +1,7 @@
-//! What visitors read of shops and vouchers, kept so that a crowd does not reach the database.
+//! What visitors read of shops, vouchers and sales, kept so that a crowd does not reach the database.
+//!
+//! The sales of this process are all in memory (see [`crate::sales`]); those that another process has just
+//! made are read through here.
 //!
 //! In `solo` it is kept in the process alone. Where no other process writes, a change is seen at once; where others do, within
 //! [`AMONG_OTHERS`].
@@ -8,7 +11,7 @@ use std::time::Duration;
 
 use stampede_cache::{Builder, Cache, Error as CacheError, Stats};
 use stampede_core::ports::{Catalogue, LedgerError};
-use stampede_core::{Code, Shop, ShopId, ShopType, Voucher};
+use stampede_core::{Code, Sale, SaleId, Shop, ShopId, ShopType, Voucher};
 
 use crate::error::Error;
 
@@ -33,6 +36,8 @@ pub(crate) struct Reads {
     types: Kept<u8, Vec<ShopType>>,
     pub(crate) shops: Kept<ShopId, Shop>,
     pub(crate) vouchers: Kept<ShopId, Vec<Voucher>>,
+    /// Those that another process has made, and this one has not heard of yet. `None` where there are no others.
+    pub(crate) sales: Option<Kept<SaleId, Sale>>,
 }
 
 impl Reads {
@@ -42,7 +47,8 @@ impl Reads {
             Builder::new(name).expire_after(time).empty_for(EMPTY.min(time)).local(MOST, time).loads_at_once(AT_ONCE)
         };
         let (types, shops) = (settings("shop_types").build(), settings("shops").build());
-        Self { catalogue, types, shops, vouchers: settings("vouchers").build() }
+        let (vouchers, sales) = (settings("vouchers").build(), among_others.then(|| settings("sales").build()));
+        Self { catalogue, types, shops, vouchers, sales }
     }
 
     pub(crate) async fn types(&self) -> Result<Arc<Vec<ShopType>>, Error> {
@@ -65,9 +71,11 @@ impl Reads {
     }
 
     /// What each cache has done so far.
-    pub(crate) fn stats(&self) -> [(&str, Stats); 3] {
-        let Self { types, shops, vouchers, .. } = self;
-        [(types.name(), types.stats()), (shops.name(), shops.stats()), (vouchers.name(), vouchers.stats())]
+    pub(crate) fn stats(&self) -> impl Iterator<Item = (&str, Stats)> {
+        let Self { types, shops, vouchers, sales, .. } = self;
+        let catalogue =
+            [(types.name(), types.stats()), (shops.name(), shops.stats()), (vouchers.name(), vouchers.stats())];
+        catalogue.into_iter().chain(sales.as_ref().map(|sales| (sales.name(), sales.stats())))
     }
 }
 

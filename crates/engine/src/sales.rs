@@ -8,7 +8,7 @@ use stampede_core::ports::{Created, Edited, OrderRow, SaleDraft};
 use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, shop};
 use stampede_gate::memory::Snapshot;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, is_long_over};
 use crate::error::Error;
 
 /// A sale and what remains of it now.
@@ -58,9 +58,16 @@ impl Engine {
         visible.filter(|view| view.state.is_some() && (state.is_none() || view.state == state)).take(limit).collect()
     }
 
-    /// One sale that visitors may see.
-    pub fn sale(&self, id: SaleId) -> Result<SaleView, Error> {
-        let view = self.any_sale(id)?;
+    /// One sale that visitors may see, also if another process has made it a moment ago.
+    pub async fn sale(&self, id: SaleId) -> Result<SaleView, Error> {
+        let view = match self.any_sale(id) {
+            Ok(view) => view,
+            Err(nobody) => {
+                let sale = self.made_elsewhere(id).await?.ok_or(nobody)?;
+                self.shelf.put(Sale::clone(&sale));
+                self.view(sale, self.clock.now())
+            }
+        };
         if view.state.is_some() { Ok(view) } else { Err(Error::Refused(Refusal::NoSuchSale)) }
     }
 
@@ -92,6 +99,21 @@ impl Engine {
         let remaining = self.gate.snapshot(sale.id).map_or(0, |snapshot| snapshot.remaining());
         let state = SaleState::of(sale.status, sale.window, now, remaining);
         SaleView { sale, state, remaining }
+    }
+
+    /// A sale that another process has made a moment ago, opened here too. Whoever asks for it, the ledger is asked once.
+    async fn made_elsewhere(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
+        let Some(sales) = &self.reads.sales else { return Ok(None) };
+        let (ledger, gate, clock) = (self.stores.ledger.clone(), self.gate.clone(), self.clock.clone());
+        let load = async move || {
+            let Some(loaded) = ledger.load(id).await? else { return Ok(None) };
+            let sale = loaded.sale.clone();
+            if !is_long_over(&sale, clock.now()) {
+                gate.open(loaded);
+            }
+            Ok(Some(sale))
+        };
+        Ok(sales.get_or_load(&id, load).await?)
     }
 
     pub async fn create_sale(&self, new: NewSale) -> Result<SaleView, Error> {

@@ -111,6 +111,6 @@ pub(crate) async fn one(
     _: Visitor,
     Id(id): Id<SaleId>,
 ) -> Result<Answer<SaleAnswer>, Problem> {
-    let view = app.engine.sale(id)?;
+    let view = app.engine.sale(id).await?;
     Ok(Answer(SaleAnswer::new(&view, Some(app.engine.clock().now()))))
 }

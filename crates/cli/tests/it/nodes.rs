@@ -65,6 +65,14 @@ async fn sell_exactly_the_stock(kind: Kind) {
 async fn one_sees_what_the_other_did(kind: Kind) {
     let nodes = Nodes::on(kind);
     let [one, other] = &nodes.shops;
+    // Whoever looks on the other node sees at once what was made on this one.
+    for _ in 0..5 {
+        let sale = one.put_up(1).await;
+        let seen = other.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
+        assert_eq!((seen.status.as_u16(), seen.json()["remaining"].as_u64()), (200, Some(1)));
+    }
+    let nobody = other.client().await.get("/v1/sales/12345", "").await.unwrap();
+    assert_eq!(nobody.text("code"), "no_such_sale");
     let sale = one.put_up(1).await;
     other.knows(sale).await;
     let buyers = one.log_in(0, 2).await;
