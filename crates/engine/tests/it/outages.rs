@@ -117,7 +117,7 @@ async fn one_bad_order_takes_no_other_with_it() {
     let loaded = tier.stores.ledger.load(tier.sale).await.unwrap().unwrap();
     assert_eq!(loaded.sale.sold, 15);
     assert_eq!(loaded.marks.len(), 16, "the bad one keeps its mark until a person has looked");
-    assert_eq!(tier.engine.sale(tier.sale).unwrap().remaining, 4);
+    assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 4);
 }
 
 /// Another process sells from the same stock: everybody hears the real reason, and the gate learns.
@@ -131,7 +131,7 @@ async fn the_ledger_knows_better_than_the_gate() {
 
     let mine = tier.engine.buy(tier.sale, user(1)).await.unwrap();
     assert_eq!(order(&mine), (OrderId::new(1).unwrap(), true), "bought elsewhere, given back here");
-    assert_eq!(tier.engine.sale(tier.sale).unwrap().remaining, 1, "the sale was read anew");
+    assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 1, "the sale was read anew");
     assert!(!tier.engine.buy(tier.sale, user(3)).await.unwrap().already);
     let refused = tier.engine.buy(tier.sale, user(4)).await.unwrap_err();
     assert!(matches!(refused, Error::Refused(Refusal::SoldOut)), "{refused:?}");

@@ -90,7 +90,7 @@ impl Tier {
         let loaded = self.stores.ledger.load(self.sale).await.unwrap().unwrap();
         assert_eq!(loaded.marks.len(), loaded.sale.sold as usize);
         assert!(loaded.sale.sold <= loaded.sale.total);
-        let view = self.engine.sale(self.sale).unwrap();
+        let view = self.engine.sale(self.sale).await.unwrap();
         assert_eq!(view.remaining, loaded.sale.total - loaded.sale.sold, "gate and ledger agree on what is left");
         loaded.sale.sold
     }
