@@ -26,7 +26,9 @@ async fn main() -> Result<()> {
     let lease = Duration::from_millis(args.next().context("the lease in milliseconds")?.parse()?);
     let config = Config { watchdog_lease: lease, ..Config::default() };
     let locks = Locks::connect(url.as_str(), config).await?;
-    let mut data = redis::Client::open(url)?.get_multiplexed_async_connection().await?;
+    // It may be stopped in the middle of a question; that is no reason to give up.
+    let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let mut data = redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await?;
 
     let guard = locks.reentrant("value", &Owner::new())?.lock().await?;
     let fence = guard.fence().context("a token")?;

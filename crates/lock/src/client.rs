@@ -58,8 +58,8 @@ impl Default for Config {
 }
 
 const MAX_FENCE_MEMORY: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
-/// How many abandoned holds are cleared up at once. More are left to their leases.
-const MAX_ABANDONED: usize = 4096;
+/// How many abandoned holds are cleared up with patience at once. More get one try each.
+const MAX_ABANDONED: usize = 16_384;
 /// What was sent may be carried out late, after a look that found nothing: so much later there is a second.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -260,14 +260,12 @@ impl ReadWrite {
 impl Shared {
     /// Clears up in the background what Redis may know under this id. `doubtful`: something unanswered may be carried out late.
     pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration, doubtful: bool) {
-        let Ok(place) = self.abandoned.clone().try_acquire_owned() else {
-            tracing::warn!("too many locks to clear up; this one ends with its lease");
-            return;
-        };
+        let place = self.abandoned.clone().try_acquire_owned().ok();
         let runtime = self.runtime.clone();
         // On a runtime that is shutting down this does nothing, and the lease ends it.
         runtime.spawn(async move {
-            self.clear_up(&lock, &id, Instant::now() + lease.max(CLEAR_WITHIN), doubtful).await;
+            let until = if place.is_some() { Instant::now() + lease.max(CLEAR_WITHIN) } else { Instant::now() };
+            self.clear_up(&lock, &id, until, doubtful).await;
             drop(place);
         });
     }
@@ -275,16 +273,20 @@ impl Shared {
     async fn clear_up(&self, lock: &Named, id: &str, until: Instant, doubtful: bool) {
         let mut pause = Duration::from_millis(10);
         let mut looked = false;
-        while Instant::now() < until {
+        loop {
             match lock.release(&self.link, id).await {
                 Ok(Gone::Released) if !doubtful => return,
-                Ok(_) if looked => return,
+                Ok(_) if looked || Instant::now() >= until => return,
                 Ok(_) => {
                     looked = true;
                     tokio::time::sleep(SECOND_LOOK).await;
                 }
                 Err(Failure::Refused(error)) => {
                     tracing::warn!(%error, "a lock could not be released; it ends with its lease");
+                    return;
+                }
+                Err(failure) if Instant::now() >= until => {
+                    tracing::warn!(?failure, "a lock could not be released; it ends with its lease");
                     return;
                 }
                 Err(_) => {

@@ -94,5 +94,5 @@
 //! # What is bounded
 //!
 //! One connection, one subscription (while somebody waits) and one watchdog for each [`Locks`](crate::Locks). A lock leaves nothing in
-//! Redis when it is released but its last token, for a day. Abandoned holds are cleared up by at most 4,096 tasks at once; more are left to
-//! their leases. Waiting is bounded by whoever waits: [`lock`](crate::Lock::lock) waits for ever.
+//! Redis when it is released but its last token, for a day. Abandoned holds are cleared up with patience by at most 16,384 tasks at
+//! once; more get one try each, and are left to their leases after that. Waiting is bounded by whoever waits: [`lock`](crate::Lock::lock) waits for ever.
