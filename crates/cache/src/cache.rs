@@ -1,37 +1,30 @@
-//! Reading through the levels, and writing past them.
+//! The cache as its callers see it.
 
 use std::fmt;
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::RandomState;
 use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
 
 use futures_util::{FutureExt as _, StreamExt as _};
-use rand::RngExt as _;
-use stampede_lock::{Error as LockError, Guard};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::background::Background;
 use crate::builder::{Builder, Cached, Key};
-use crate::entry::{Entry, KeptFor, decode, encode};
+use crate::entry::{Entry, KeptFor, encode};
 use crate::error::Error;
 use crate::filter::Filter;
 use crate::flight::Flights;
-use crate::remote::{Found, Told};
+use crate::remote::Told;
 use crate::stats::{Counters, Stats};
 
-type Known<V> = Option<Arc<V>>;
-type Outcome<V, E> = Result<Known<V>, Error<E>>;
+pub(crate) type Known<V> = Option<Arc<V>>;
+pub(crate) type Outcome<V, E> = Result<Known<V>, Error<E>>;
 
 /// How many invalidations are tried again at once while Redis is away. More are left to the expiry.
 const MAX_FORGETTING: usize = 1024;
-const SHARDS: usize = 1024;
+pub(crate) const SHARDS: usize = 1024;
 const WARM_AT_ONCE: usize = 16;
-/// After a refresh that came to nothing, the next is begun so much later.
-const REFRESH_PAUSE: Duration = Duration::from_millis(100);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Values by key from a source, kept in the process and, if there is one, in Redis. Cheap to clone. Made by a [`Builder`].
 ///
@@ -58,38 +51,21 @@ pub struct Cache<K: Key, V: Cached, E> {
     inner: Arc<Inner<K, V, E>>,
 }
 
-/// What a look under the lock came to.
-enum Looked<V> {
-    /// Somebody else has brought it.
-    Found(Known<V>, Guard),
-    /// It is for us to load. With its version, if Redis told.
-    Alone(Guard, Option<Vec<u8>>),
-    /// No lock: Redis is away, or whoever has it takes too long.
-    Unlocked,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Times {
-    kept_for: Duration,
-    fresh_for: Duration,
-    here_for: Duration,
-}
-
-struct Inner<K: Key, V: Cached, E> {
-    settings: Builder,
-    local: moka::sync::Cache<K, Arc<Entry<V>>>,
+pub(crate) struct Inner<K: Key, V: Cached, E> {
+    pub(crate) settings: Builder,
+    pub(crate) local: moka::sync::Cache<K, Arc<Entry<V>>>,
     /// Counts what was declared gone, by hash: what was read before must not be kept after.
-    epochs: Box<[AtomicU64]>,
-    hasher: RandomState,
-    flights: Arc<Flights<K, Outcome<V, E>>>,
-    refreshing: Arc<Flights<K, ()>>,
-    loads: Semaphore,
+    pub(crate) epochs: Box<[AtomicU64]>,
+    pub(crate) hasher: RandomState,
+    pub(crate) flights: Arc<Flights<K, Outcome<V, E>>>,
+    pub(crate) refreshing: Arc<Flights<K, ()>>,
+    pub(crate) loads: Semaphore,
     /// Something was declared gone.
-    forgotten: Notify,
-    forgetting: Arc<Semaphore>,
-    background: Background,
-    counters: Counters,
-    filter: Option<Filter<K>>,
+    pub(crate) forgotten: Notify,
+    pub(crate) forgetting: Arc<Semaphore>,
+    pub(crate) background: Background,
+    pub(crate) counters: Counters,
+    pub(crate) filter: Option<Filter<K>>,
 }
 
 impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
@@ -250,341 +226,6 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
     }
 }
 
-impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
-    /// A key that the process does not have.
-    async fn fetch<F, L>(self: Arc<Self>, key: K, load: L) -> Outcome<V, E>
-    where
-        L: FnOnce() -> F + Send + 'static,
-        F: Future<Output = Result<Option<V>, E>> + Send + 'static,
-    {
-        let _counted = self.background.count();
-        // Somebody may have brought it since we looked.
-        if let Some(entry) = self.local.get(&key) {
-            return Ok(entry.value.clone());
-        }
-        let epoch = self.epoch(&key);
-        let found = self.find(&key).await;
-        if let Some((value, fresh_for)) = found.as_ref().and_then(|found| self.take_in(&key, epoch, found)) {
-            self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
-            if fresh_for.is_zero() && self.settings.refresh_after.is_some() {
-                self.counters.stale.count();
-                self.refresh_once(&key, load);
-            }
-            return Ok(value);
-        }
-        if self.is_filtered(&key).await {
-            return Ok(None);
-        }
-        let Some(found) = found else {
-            // Redis is away, or there is none.
-            self.counters.misses.count();
-            let value = self.load(load).await?;
-            self.keep(&key, epoch, &value);
-            return Ok(value);
-        };
-        self.load_alone(key, epoch, found.version, load).await
-    }
-
-    /// Loads a key that nobody has, one process at a time if possible.
-    async fn load_alone<F, L>(self: Arc<Self>, key: K, epoch: u64, mut version: Vec<u8>, load: L) -> Outcome<V, E>
-    where
-        L: FnOnce() -> F + Send + 'static,
-        F: Future<Output = Result<Option<V>, E>> + Send + 'static,
-    {
-        let wait = self.settings.wait_at_most;
-        let mut locking = Box::pin(self.clone().lock_and_look(key.clone(), epoch, wait));
-        let mut guard = None;
-        let mut waiting = true;
-        if let Ok(looked) = tokio::time::timeout(wait / 2, &mut locking).await {
-            waiting = false;
-            match looked {
-                Looked::Found(value, guard) => {
-                    self.background.spawn(release(Some(guard)));
-                    return Ok(value);
-                }
-                Looked::Alone(got, seen) => (guard, version) = (Some(got), seen.unwrap_or(version)),
-                Looked::Unlocked => {}
-            }
-        }
-        self.counters.misses.count();
-        let mut loading = Box::pin(self.load(load));
-        let outcome = loop {
-            tokio::select! {
-                outcome = &mut loading => break outcome,
-                // Whoever has the lock takes long, or is dead: we load as well, and take what comes first.
-                looked = &mut locking, if waiting => {
-                    waiting = false;
-                    match looked {
-                        Looked::Found(value, guard) => {
-                            self.background.spawn(release(Some(guard)));
-                            return Ok(value);
-                        }
-                        Looked::Alone(got, _) => guard = Some(got),
-                        Looked::Unlocked => {}
-                    }
-                }
-                // What we load is old by now: whoever loads what is new need not wait for us.
-                () = self.forgotten.notified(), if guard.is_some() => {
-                    if self.epoch(&key) != epoch {
-                        self.background.spawn(release(guard.take()));
-                    }
-                }
-            }
-        };
-        drop(loading);
-        let value = outcome.inspect_err(|_| self.background.spawn(release(guard.take())))?;
-        let times = self.keep(&key, epoch, &value);
-        // Nobody waits for this.
-        self.background.spawn(self.clone().store(key, version, value.clone(), times, guard));
-        Ok(value)
-    }
-
-    /// Waits for the lock of a key, and looks once more whether somebody has brought it.
-    async fn lock_and_look(self: Arc<Self>, key: K, epoch: u64, wait: Duration) -> Looked<V> {
-        let remote = self.settings.remote.as_ref();
-        let Some(lock) = remote.and_then(|remote| remote.lock(&self.settings.name, &key.to_string())) else {
-            return Looked::Unlocked;
-        };
-        let got = match lock.try_lock().await {
-            Err(LockError::NotAcquired { .. }) => lock.lock_within(wait).await,
-            other => other,
-        };
-        match got {
-            Ok(guard) => {
-                let found = self.find(&key).await;
-                match found.as_ref().and_then(|found| self.take_in(&key, epoch, found)) {
-                    Some((value, _)) => {
-                        self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
-                        Looked::Found(value, guard)
-                    }
-                    None => Looked::Alone(guard, found.map(|found| found.version)),
-                }
-            }
-            Err(error) => {
-                tracing::debug!(%error, "loading without a lock");
-                Looked::Unlocked
-            }
-        }
-    }
-
-    /// Is it sure that there is no such key?
-    async fn is_filtered(&self, key: &K) -> bool {
-        let Some(filter) = &self.filter else { return false };
-        let filtered = !filter.may_exist(key).await;
-        if filtered {
-            self.counters.filtered.count();
-        }
-        filtered
-    }
-
-    /// A key that is stale. Nobody waits for this.
-    fn refresh_once<F, L>(self: &Arc<Self>, key: &K, load: L)
-    where
-        L: FnOnce() -> F + Send + 'static,
-        F: Future<Output = Result<Option<V>, E>> + Send + 'static,
-    {
-        self.refreshing.join(key, || self.clone().refresh(key.clone(), load));
-    }
-
-    /// One process brings the key up to date, the others leave it to that one.
-    async fn refresh<F, L>(self: Arc<Self>, key: K, load: L)
-    where
-        L: FnOnce() -> F + Send + 'static,
-        F: Future<Output = Result<Option<V>, E>> + Send + 'static,
-    {
-        let _counted = self.background.count();
-        let epoch = self.epoch(&key);
-        let is_fresh =
-            |found: &Found| self.take_in(&key, epoch, found).is_some_and(|(_, fresh_for)| !fresh_for.is_zero());
-        let (mut version, mut guard) = (None, None);
-        if let Some(found) = self.find(&key).await {
-            if is_fresh(&found) {
-                return;
-            }
-            let remote = self.settings.remote.as_ref();
-            let Some(lock) = remote.and_then(|remote| remote.lock(&self.settings.name, &key.to_string())) else {
-                return;
-            };
-            match lock.try_lock().await {
-                Ok(got) => guard = Some(got),
-                // Somebody else is at it. Looking again at once would not help.
-                Err(LockError::NotAcquired { .. }) => return tokio::time::sleep(REFRESH_PAUSE).await,
-                Err(_) => self.counters.away.count(),
-            }
-            // A second look: somebody may have just finished.
-            let found = if guard.is_some() { self.find(&key).await.unwrap_or(found) } else { found };
-            if is_fresh(&found) {
-                return release(guard).await;
-            }
-            version = Some(found.version);
-        }
-        match self.load(load).await {
-            Ok(value) => {
-                let times = self.keep(&key, epoch, &value);
-                if let Some(version) = version {
-                    self.clone().store(key, version, value, times, guard).await;
-                }
-            }
-            Err(_) => {
-                self.counters.errors.count();
-                release(guard).await;
-                tokio::time::sleep(REFRESH_PAUSE).await;
-            }
-        }
-    }
-
-    async fn load<F, L>(&self, load: L) -> Outcome<V, E>
-    where
-        L: FnOnce() -> F + Send,
-        F: Future<Output = Result<Option<V>, E>> + Send,
-    {
-        let loading = async {
-            // Longer than anybody waits for it, nobody needs it. The semaphore is never closed.
-            let place = tokio::time::timeout(self.settings.wait_at_most, self.loads.acquire()).await;
-            let _place = place.map_err(|_| Error::TooSlow)?;
-            self.counters.loads.count();
-            load().await.map_err(|error| Error::Source(Arc::new(error)))
-        };
-        let loaded = tokio::time::timeout(self.settings.load_within, loading).await;
-        Ok(loaded.unwrap_or(Err(Error::TooSlow))?.map(Arc::new))
-    }
-
-    /// What Redis knows. `None` if it is away, or there is none.
-    async fn find(&self, key: &K) -> Option<Found> {
-        let remote = self.settings.remote.as_ref()?;
-        let found = remote.find(&self.settings.name, &key.to_string()).await;
-        if found.is_none() {
-            self.counters.away.count();
-        }
-        found
-    }
-
-    /// Keeps in the process what Redis had.
-    fn take_in(&self, key: &K, epoch: u64, found: &Found) -> Option<(Known<V>, Duration)> {
-        let (value, fresh_for) = decode::<V>(found.value.as_ref()?)?;
-        let value = value.map(Arc::new);
-        let here_for = self.times(value.is_some()).here_for;
-        // What is not refreshed is not kept for longer than it is fresh.
-        let kept_for = if self.settings.refresh_after.is_some() { here_for } else { here_for.min(fresh_for) };
-        self.keep_here(key, epoch, value.clone(), fresh_for, kept_for);
-        Some((value, fresh_for))
-    }
-
-    /// How long a new value, or that there is none, is kept, is fresh, and is kept in the process.
-    fn times(&self, exists: bool) -> Times {
-        let Builder { expire_after, refresh_after, empty_for, local_for, remote, .. } = &self.settings;
-        let kept_for = self.shorter(if exists { *expire_after } else { *empty_for });
-        let fresh_for = match refresh_after {
-            Some(time) if exists => self.shorter(*time).min(kept_for),
-            _ => kept_for,
-        };
-        let here_for = if remote.is_some() { self.shorter(*local_for).min(kept_for) } else { kept_for };
-        Times { kept_for, fresh_for, here_for }
-    }
-
-    /// Keeps in the process what was loaded.
-    fn keep(&self, key: &K, epoch: u64, value: &Known<V>) -> Times {
-        let times = self.times(value.is_some());
-        self.keep_here(key, epoch, value.clone(), times.fresh_for, times.here_for);
-        times
-    }
-
-    /// Stores in Redis what was loaded after this version was read, and gives the lock back.
-    async fn store(self: Arc<Self>, key: K, version: Vec<u8>, value: Known<V>, times: Times, guard: Option<Guard>) {
-        if let Some(remote) = &self.settings.remote {
-            let stored = match encode(value.as_deref(), times.fresh_for) {
-                Ok(bytes) => {
-                    remote.store(&self.settings.name, &key.to_string(), &version, &bytes, times.kept_for).await
-                }
-                Err(error) => self.cannot_be_written(&error),
-            };
-            if !stored {
-                // It is old by now. The message may be on its way; this is sure.
-                self.forget_here(&key);
-            }
-        }
-        release(guard).await;
-    }
-
-    fn cannot_be_written(&self, error: &serde_json::Error) -> bool {
-        tracing::error!(cache = self.settings.name, %error, "a value cannot be written as JSON; it is not kept in Redis");
-        true
-    }
-
-    /// Redis could not be told that a key is gone: it is tried again until the value would have expired.
-    fn forget_later(self: Arc<Self>, key: K, text: String) {
-        self.counters.away.count();
-        let name = &self.settings.name;
-        let Ok(place) = self.forgetting.clone().try_acquire_owned() else {
-            tracing::warn!(cache = name, "too many invalidations wait for Redis; this one is left to the expiry");
-            return;
-        };
-        let until = Instant::now() + self.settings.expire_after;
-        tokio::spawn(async move {
-            let mut pause = FIRST_PAUSE;
-            while let Some(remote) = &self.settings.remote
-                && Instant::now() < until
-                && !remote.forget(&self.settings.name, &text).await
-            {
-                tokio::time::sleep(pause).await;
-                pause = (2 * pause).min(LONGEST_PAUSE);
-            }
-            self.forget_here(&key);
-            drop(place);
-        });
-    }
-
-    fn keep_here(&self, key: &K, epoch: u64, value: Known<V>, fresh_for: Duration, kept_for: Duration) {
-        if kept_for.is_zero() || self.epoch(key) != epoch {
-            return;
-        }
-        let fresh_until = Instant::now() + fresh_for;
-        self.local.insert(key.clone(), Arc::new(Entry { value, fresh_until, kept_for }));
-        // Declared gone between the question and the insert: whoever did that did not see it.
-        if self.epoch(key) != epoch {
-            self.local.invalidate(key);
-        }
-    }
-
-    fn forget_here(&self, key: &K) {
-        self.epochs[self.shard(key)].fetch_add(1, Ordering::SeqCst);
-        self.local.invalidate(key);
-        // Whoever comes from now on does not wait for a load that began before.
-        self.flights.leave_behind(key);
-        self.refreshing.leave_behind(key);
-        self.forgotten.notify_waiters();
-    }
-
-    fn epoch(&self, key: &K) -> u64 {
-        self.epochs[self.shard(key)].load(Ordering::SeqCst)
-    }
-
-    fn shard(&self, key: &K) -> usize {
-        usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0)
-    }
-
-    /// By a random part.
-    fn shorter(&self, time: Duration) -> Duration {
-        time.mul_f64(1.0 - self.settings.jitter * rand::rng().random::<f64>())
-    }
-}
-
-impl<K: Key, V: Cached, E: Send + Sync + 'static> Told for Inner<K, V, E> {
-    fn gone(&self, key: &str) {
-        if let Ok(key) = key.parse::<K>() {
-            self.forget_here(&key);
-        }
-    }
-
-    fn doubtful(&self) {
-        self.epochs.iter().for_each(|epoch| _ = epoch.fetch_add(1, Ordering::SeqCst));
-        self.local.invalidate_all();
-        self.flights.leave_all_behind();
-        self.refreshing.leave_all_behind();
-        self.forgotten.notify_waiters();
-    }
-}
-
 /// Carries it out even if the caller goes away.
 async fn to_the_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     match tokio::spawn(work).await {
@@ -594,20 +235,6 @@ async fn to_the_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 's
             // The runtime is shutting down, and the caller with it.
             Err(_) => std::future::pending().await,
         },
-    }
-}
-
-async fn release(guard: Option<Guard>) {
-    if let Some(guard) = guard
-        && let Err(error) = guard.release().await
-    {
-        tracing::debug!(%error, "the lock of a load was lost before its end");
-    }
-}
-
-impl Counters {
-    fn of_hit<V>(&self, value: &Known<V>, hit: fn(&Self) -> &crate::stats::Counter) -> &crate::stats::Counter {
-        if value.is_some() { hit(self) } else { &self.empties }
     }
 }
 

@@ -6,7 +6,7 @@
 //! - [`Filter`]: whether a key can exist at all, in the process or in Redis
 //! - [`Stats`]: what a cache has done
 //!
-//! How it works inside: `cache` reads through the levels and writes past them, `flight` makes one load of many, `entry` is a value and its
+//! How it works inside: `cache` is what callers see, `load` brings a key, `keep` keeps and forgets it, `flight` makes one load of many, `entry` is a value and its
 //! times, `remote` is Redis: what is there, who loads, who is told.
 
 #![warn(missing_docs)]
@@ -18,6 +18,8 @@ mod entry;
 mod error;
 mod filter;
 mod flight;
+mod keep;
+mod load;
 mod remote;
 mod stats;
 
