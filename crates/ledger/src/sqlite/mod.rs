@@ -35,7 +35,8 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
         .synchronous(synchronous)
         .busy_timeout(PATIENCE)
         // Pages of an index are changed again and again in a sale: they stay in memory, and go into the file once for many commits.
-        .pragma("cache_size", "-16384")
+        // Not more of them: at the end of a transaction SQLite often looks through all that it has in memory.
+        .pragma("cache_size", "-8192")
         .statement_cache_capacity(200)
         .pragma("temp_store", "MEMORY")
         .pragma("wal_autocheckpoint", "8192")

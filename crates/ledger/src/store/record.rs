@@ -17,9 +17,12 @@ use crate::sqlite::Writer;
 /// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
 const ROOM: &str = "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total";
 
-/// SQLite: the whole transaction with one call, because each is a trip to the thread that SQLite lives on. Tells how many rows went in:
-/// none if there was no room for all, and then nothing was changed. If one is in the way, the transaction is undone and ends in an
-/// error (OR ROLLBACK): so SQLite need not remember how to undo the statement alone, which costs as much as doing it.
+/// SQLite: the whole transaction with one call, because each is a trip to the thread that SQLite lives on. Tells whether there was room
+/// for all: 1, or 0 and then nothing was changed. If one is in the way, the transaction is undone and ends in an error.
+///
+/// An insert that might fail in the middle makes SQLite copy every page before it changes it. It believes that of every insert of many
+/// rows with a function call in it, and of those whose conflicts do not undo the transaction: so it is OR ROLLBACK, and the room is
+/// looked at anew in both statements instead of asking for `changes()`.
 ///
 /// There is one text for every sixteen sizes, so that SQLite can keep them prepared; what is left of the last sixteen is NULL.
 fn sqlite_script(rows: usize) -> &'static str {
@@ -31,10 +34,11 @@ fn sqlite_script(rows: usize) -> &'static str {
     let values = vec!["(?,?,?,?)"; rows].join(",");
     let text = format!(
         "BEGIN IMMEDIATE;
-        {ROOM};
         INSERT OR ROLLBACK INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
         SELECT column1, sale.id, column2, 1, 'unpaid', sale.epoch, column3, sale.price_cents, column4, column4
-        FROM sale, (VALUES {values}) WHERE sale.id = ? AND column1 IS NOT NULL AND changes() = 1;
+        FROM sale, (VALUES {values})
+        WHERE column1 IS NOT NULL AND sale.id = ? AND sale.epoch = ? AND sale.sold + ? <= sale.total;
+        {ROOM};
         COMMIT;
         SELECT changes()"
     );
@@ -138,20 +142,21 @@ async fn record_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&A
     let mut turn = writer.take().await.map_err(not_begun)?;
     let count = sorted.len() as i64;
     let rows = sorted.len().next_multiple_of(16);
-    let mut script = sqlx::query_scalar(sqlite_script(rows)).bind(count).bind(sale.get()).bind(epoch.0).bind(count);
+    let mut script = sqlx::query_scalar(sqlite_script(rows));
     for item in sorted {
         script = script.bind(item.order.get()).bind(item.user.get()).bind(item.seq).bind(item.at.ms());
     }
     for _ in 0..4 * (rows - sorted.len()) {
         script = script.bind(None::<i64>);
     }
-    let script = script.bind(sale.get());
+    let script = script.bind(sale.get()).bind(epoch.0).bind(count);
+    let script = script.bind(count).bind(sale.get()).bind(epoch.0).bind(count);
     // Its one row comes after the commit, and so is proof of it: a thread that died shows as no row at all.
-    let inserted: sqlx::Result<Option<i64>> = within(async { script.fetch_optional(turn.connection()?).await }).await;
-    match inserted {
-        Ok(Some(inserted)) => {
+    let room: sqlx::Result<Option<i64>> = within(async { script.fetch_optional(turn.connection()?).await }).await;
+    match room {
+        Ok(Some(room)) => {
             turn.done();
-            Ok(inserted == count)
+            Ok(room == 1)
         }
         Ok(None) => Err(perhaps(sqlx::Error::WorkerCrashed)),
         Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
