@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -75,8 +76,8 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Params<T> {
     }
 }
 
-fn bearer(parts: &Parts) -> Option<&str> {
-    let value = parts.headers.get(AUTHORIZATION)?.to_str().ok()?;
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
 }
@@ -88,19 +89,25 @@ impl FromRequestParts<Arc<App>> for Token {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
-        bearer(parts).map(|token| Self(token.to_owned())).ok_or_else(|| Problem::new(Code::Unauthorized))
+        bearer(&parts.headers).map(|token| Self(token.to_owned())).ok_or_else(|| Problem::new(Code::Unauthorized))
     }
 }
 
 /// Somebody who is logged in.
 pub(crate) struct Buyer(pub(crate) UserId);
 
+impl Buyer {
+    pub(crate) async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Problem> {
+        let token = bearer(headers).ok_or_else(|| Problem::new(Code::Unauthorized))?;
+        Ok(Self(app.engine.authenticate(token).await?))
+    }
+}
+
 impl FromRequestParts<Arc<App>> for Buyer {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let token = bearer(parts).ok_or_else(|| Problem::new(Code::Unauthorized))?;
-        Ok(Self(app.engine.authenticate(token).await?))
+        Self::of(&parts.headers, app).await
     }
 }
 
@@ -132,7 +139,7 @@ impl FromRequestParts<Arc<App>> for Visitor {
 
 /// The name and role of an administrator.
 fn administrator(parts: &Parts, app: &App) -> Result<(Arc<str>, Role), Problem> {
-    let known = bearer(parts).and_then(|token| credentials::find(&app.config.admin_tokens, token));
+    let known = bearer(&parts.headers).and_then(|token| credentials::find(&app.config.admin_tokens, token));
     known.map(|(name, role)| (name.clone(), role)).ok_or_else(|| Problem::new(Code::Unauthorized))
 }
 

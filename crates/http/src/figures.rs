@@ -10,16 +10,20 @@ use metrics::{Counter, Histogram, counter, histogram};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
+use crate::orders::BUY;
+
 /// Counters made once: looking one up by name would cost more than answering.
 #[derive(Debug)]
 pub(crate) struct HttpMetrics {
     /// By status, from 100 on.
     by_status: Vec<OnceLock<Counter>>,
+    /// How long buying takes, which does not pass through a [`Timed`].
+    pub(crate) buying: Histogram,
 }
 
 impl HttpMetrics {
     pub(crate) fn new() -> Self {
-        Self { by_status: (100..600).map(|_| OnceLock::new()).collect() }
+        Self { by_status: (100..600).map(|_| OnceLock::new()).collect(), buying: seconds(BUY.to_owned()) }
     }
 
     pub(crate) fn count(&self, status: StatusCode) {
@@ -37,8 +41,12 @@ pub(crate) struct TimedLayer(Histogram);
 
 impl TimedLayer {
     pub(crate) fn new(route: String) -> Self {
-        Self(histogram!("stampede_http_seconds", "route" => route))
+        Self(seconds(route))
     }
+}
+
+fn seconds(route: String) -> Histogram {
+    histogram!("stampede_http_seconds", "route" => route)
 }
 
 impl<S> Layer<S> for TimedLayer {

@@ -1,16 +1,16 @@
 //! Buying, and a buyer's own orders.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Json as Answer;
+use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::LOCATION;
-use axum::http::{HeaderValue, StatusCode};
-use axum::response::{IntoResponse as _, Response};
-use metrics::{Counter, Histogram, counter, histogram};
+use axum::http::header::{CONTENT_TYPE, LOCATION};
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::response::Response;
+use metrics::{Counter, counter};
 use serde::{Deserialize, Serialize};
-use stampede_core::{Code, Order, OrderId, OrderStatus, SaleId, Timestamp};
+use stampede_core::{Code, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId};
 use stampede_engine::{Bought, Error};
 use utoipa::{IntoParams, ToSchema};
 
@@ -25,7 +25,6 @@ pub(crate) struct BuyMetrics {
     created: Counter,
     already: Counter,
     refused: Vec<(Code, Counter)>,
-    seconds: Histogram,
 }
 
 /// All that a try to buy can come to, but for an order.
@@ -49,11 +48,10 @@ impl BuyMetrics {
             created: of("created"),
             already: of("already"),
             refused: REFUSALS.iter().map(|&code| (code, of(code.as_str()))).collect(),
-            seconds: histogram!("stampede_buy_seconds"),
         }
     }
 
-    fn count(&self, bought: &Result<Bought, Error>, started: Instant) {
+    fn count(&self, bought: &Result<Bought, Error>) {
         let counter = match bought {
             Ok(bought) if bought.already => Some(&self.already),
             Ok(_) => Some(&self.created),
@@ -62,7 +60,6 @@ impl BuyMetrics {
         if let Some(counter) = counter {
             counter.increment(1);
         }
-        self.seconds.record(started.elapsed());
     }
 }
 
@@ -99,18 +96,38 @@ pub(crate) async fn buy(
     Buyer(user): Buyer,
     Id(sale): Id<SaleId>,
 ) -> Result<Response, Problem> {
-    let started = Instant::now();
+    sell(&app, user, sale).await
+}
+
+/// The path of [`buy`], as its figures name it.
+pub(crate) const BUY: &str = "/v1/sales/{id}/orders";
+
+/// The sale that a request wants to buy from, if that is what it is about and there is nothing odd about it.
+pub(crate) fn wanted(method: &Method, uri: &Uri) -> Option<SaleId> {
+    let path = uri.path().strip_prefix("/v1/sales/")?;
+    path.strip_suffix("/orders")?.parse().ok().filter(|_| method == Method::POST)
+}
+
+/// One for this user, or the one he has, or why not.
+pub(crate) async fn sell(app: &App, user: UserId, sale: SaleId) -> Result<Response, Problem> {
     let limited = app.limits.buys_per_user.check(user).map_err(|wait| Error::Limited { wait });
     let bought = match limited {
         Ok(()) => app.engine.buy(sale, user).await,
         Err(limited) => Err(limited),
     };
-    app.buy_metrics.count(&bought, started);
+    app.buy_metrics.count(&bought);
     let Bought { order, already } = bought?;
-    let status = if already { StatusCode::OK } else { StatusCode::CREATED };
-    let mut response = (status, Answer(OrderAnswer::new(&order, Some(already)))).into_response();
+    let mut body = Vec::with_capacity(256);
+    serde_json::to_writer(&mut body, &OrderAnswer::new(&order, Some(already))).map_err(|error| {
+        tracing::error!(%error, order = %order.id, "an order cannot be written as JSON");
+        Problem::new(Code::OutcomeUnknown)
+    })?;
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = if already { StatusCode::OK } else { StatusCode::CREATED };
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Ok(location) = HeaderValue::try_from(format!("/v1/orders/{}", order.id)) {
-        response.headers_mut().insert(LOCATION, location);
+        headers.insert(LOCATION, location);
     }
     Ok(response)
 }
@@ -164,4 +181,26 @@ pub(crate) async fn cancel(
 ) -> Result<Answer<OrderAnswer>, Problem> {
     let order = to_the_end(async move { app.engine.cancel(id, user).await }).await?;
     Ok(Answer(OrderAnswer::new(&order, None)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_plainly_a_try_to_buy_goes_past_the_router() {
+        let wanted = |method: Method, uri: &'static str| wanted(&method, &Uri::from_static(uri)).map(SaleId::get);
+        assert_eq!(wanted(Method::POST, "/v1/sales/77/orders"), Some(77));
+        assert_eq!(wanted(Method::POST, "http://shop/v1/sales/77/orders?x=1"), Some(77));
+        assert_eq!(wanted(Method::GET, "/v1/sales/77/orders"), None);
+        for odd in [
+            "/v1/sales/%377/orders",
+            "/v1/sales/0/orders",
+            "/v1/sales//orders",
+            "/v1/sales/7/orders/",
+            "/v1/sales/7/8/orders",
+        ] {
+            assert_eq!(wanted(Method::POST, odd), None, "{odd}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -19,19 +19,20 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rand::RngExt as _;
-use stampede_core::Code;
+use stampede_core::{Code, SaleId};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tower::Service as _;
 use tracing::Instrument as _;
 
 use crate::app::{App, Surface};
-use crate::extract::Peer;
+use crate::extract::{Buyer, Peer};
 use crate::patient::Patient;
 use crate::problem::{Language, Problem, render};
-use crate::{address, cors};
+use crate::{address, cors, orders};
 
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -87,7 +88,7 @@ pub async fn serve(
     let router = app.clone().routes(surface);
     let drain_within = config.drain_within;
     let places = Arc::new(Semaphore::new(config.max_connections));
-    let edge = Edge { app: app.clone(), router, config: Arc::new(config) };
+    let edge = Edge { app: app.clone(), router, sells: surface != Surface::Admin, config: Arc::new(config) };
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
@@ -111,7 +112,7 @@ pub async fn serve(
     }
     drop(listener);
     app.drain();
-    if tokio::time::timeout(drain_within, graceful.shutdown()).await.is_err() {
+    if timeout(drain_within, graceful.shutdown()).await.is_err() {
         tracing::warn!("some connections did not finish in time and were cut");
     }
 }
@@ -131,7 +132,7 @@ fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>, tls: bool) {
     };
     tokio::spawn(async move {
         // Whether it was heard or not, the connection is over.
-        let _ = tokio::time::timeout(REFUSE_WITHIN, telling).await;
+        let _ = timeout(REFUSE_WITHIN, telling).await;
         drop(place);
     });
 }
@@ -151,7 +152,7 @@ fn serve_connection(
     tokio::spawn(async move {
         match &edge.config.tls {
             None => speak_http(stream, peer, edge, watcher).await,
-            Some(tls) => match tokio::time::timeout(edge.config.head_within, tls.accept(stream)).await {
+            Some(tls) => match timeout(edge.config.head_within, tls.accept(stream)).await {
                 Ok(Ok(stream)) => speak_http(stream, peer, edge, watcher).await,
                 Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS"),
                 Err(_) => tracing::debug!("a connection took too long to speak TLS"),
@@ -183,7 +184,40 @@ where
 struct Edge {
     app: Arc<App>,
     router: Router,
+    /// Buyers may come here.
+    sells: bool,
     config: Arc<ServerConfig>,
+}
+
+impl Edge {
+    async fn respond(&mut self, request: Request<Incoming>, client: IpAddr) -> Response {
+        let within = self.config.answer_within;
+        if self.sells
+            && let Some(sale) = orders::wanted(request.method(), request.uri())
+        {
+            return self.sell(request, sale).await.into_response();
+        }
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(Peer(client));
+        match timeout(within, self.router.call(request)).await {
+            Ok(Ok(response)) => response,
+            Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
+        }
+    }
+
+    /// What everybody waits for takes the short way, past the router: the same as [`orders::buy`].
+    async fn sell(&self, request: Request<Incoming>, sale: SaleId) -> Result<Response, Problem> {
+        let started = Instant::now();
+        let known = timeout(self.config.answer_within, Buyer::of(request.headers(), &self.app)).await;
+        // What was read of the connection is free again before the wait for the ledger.
+        drop(request);
+        let sold = match known.unwrap_or_else(|_| Err(Problem::new(Code::Unavailable))) {
+            Ok(Buyer(user)) => orders::sell(&self.app, user, sale).await,
+            Err(problem) => Err(problem),
+        };
+        self.app.http_metrics.buying.record(started.elapsed());
+        sold
+    }
 }
 
 /// Names a request in logs and in its answer: unique in this process, and hard to mistake for another's.
@@ -202,15 +236,7 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     let origin = cors::allowed(&request, &edge.config.cors_origins);
     let response = match origin.as_ref().and_then(|_| cors::preflight(&request)) {
         Some(response) => response,
-        None => {
-            let mut request = request.map(Body::new);
-            request.extensions_mut().insert(Peer(client));
-            let handling = edge.router.call(request).instrument(span.clone());
-            match tokio::time::timeout(edge.config.answer_within, handling).await {
-                Ok(Ok(response)) => response,
-                Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
-            }
-        }
+        None => edge.respond(request, client).instrument(span.clone()).await,
     };
     let mut response = render(response, language);
     let headers = response.headers_mut();

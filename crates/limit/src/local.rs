@@ -8,7 +8,7 @@
 //! ([`SlidingWindow::let_through`]): a limiter out of memory must not close the shop.
 
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
+use std::collections::hash_map::{Entry, RandomState};
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,9 +79,11 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         let mut shard = self.shards[place].lock().unwrap_or_else(PoisonError::into_inner);
         shard.turn_to(window);
 
+        let shard = &mut *shard;
         let before = f64::from(shard.previous.get(&key).copied().unwrap_or(0));
-        let present = shard.present.get(&key).copied();
-        let counted = f64::from(present.unwrap_or(0));
+        let held = shard.present.len();
+        let present = shard.present.entry(key);
+        let counted = f64::from(if let Entry::Occupied(count) = &present { *count.get() } else { 0 });
         let allowed = f64::from(self.limit.count);
         if counted + before * (1.0 - into) + 1.0 > allowed {
             // Either the previous window slides out far enough, or we wait for the next one.
@@ -92,11 +94,11 @@ impl<K: Eq + Hash> SlidingWindow<K> {
             };
             return Err(Duration::from_secs_f64((until * length).max(0.001)));
         }
-        if present.is_none() && shard.present.len() >= self.max_keys_per_shard {
+        if held >= self.max_keys_per_shard && matches!(present, Entry::Vacant(_)) {
             self.let_through.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        *shard.present.entry(key).or_insert(0) += 1;
+        *present.or_insert(0) += 1;
         Ok(())
     }
 }
