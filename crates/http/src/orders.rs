@@ -125,6 +125,8 @@ pub(crate) async fn sell(app: &App, user: UserId, sale: SaleId) -> Result<Respon
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = if already { StatusCode::OK } else { StatusCode::CREATED };
     let headers = response.headers_mut();
+    // These two, and those that every answer gets.
+    headers.reserve(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Ok(location) = HeaderValue::try_from(format!("/v1/orders/{}", order.id)) {
         headers.insert(LOCATION, location);

@@ -26,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tower::Service as _;
-use tracing::Instrument as _;
+use tracing::{Instrument as _, Level, Span};
 
 use crate::app::{App, Surface};
 use crate::extract::{Buyer, Peer};
@@ -190,23 +190,18 @@ struct Edge {
 }
 
 impl Edge {
-    async fn respond(&mut self, request: Request<Incoming>, client: IpAddr) -> Response {
-        let within = self.config.answer_within;
-        if self.sells
-            && let Some(sale) = orders::wanted(request.method(), request.uri())
-        {
-            return self.sell(request, sale).await.into_response();
-        }
+    /// What everything but buying goes through.
+    async fn route(&mut self, request: Request<Incoming>, client: IpAddr) -> Response {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(client));
-        match timeout(within, self.router.call(request)).await {
+        match timeout(self.config.answer_within, self.router.call(request)).await {
             Ok(Ok(response)) => response,
             Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
         }
     }
 
     /// What everybody waits for takes the short way, past the router: the same as [`orders::buy`].
-    async fn sell(&self, request: Request<Incoming>, sale: SaleId) -> Result<Response, Problem> {
+    async fn sell(&self, request: Request<Incoming>, sale: SaleId) -> Response {
         let started = Instant::now();
         let known = timeout(self.config.answer_within, Buyer::of(request.headers(), &self.app)).await;
         // What was read of the connection is free again before the wait for the ledger.
@@ -216,7 +211,7 @@ impl Edge {
             Err(problem) => Err(problem),
         };
         self.app.http_metrics.buying.record(started.elapsed());
-        sold
+        sold.into_response()
     }
 }
 
@@ -230,13 +225,21 @@ fn next_request_id() -> String {
 async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) -> Result<Response, Infallible> {
     let started = Instant::now();
     let id = next_request_id();
-    let span = tracing::error_span!("request", id, method = %request.method(), path = request.uri().path());
+    let sale = if edge.sells { orders::wanted(request.method(), request.uri()) } else { None };
+    // Nothing is told on the way of a try to buy; what comes of it is told by the one who settles it.
+    let span = if sale.is_some() && !tracing::enabled!(Level::DEBUG) {
+        Span::none()
+    } else {
+        tracing::error_span!("request", id, method = %request.method(), path = request.uri().path())
+    };
     let language = Language::of(request.headers());
     let client = address::client(peer.ip(), request.headers(), &edge.app.config.trusted_proxies);
     let origin = cors::allowed(&request, &edge.config.cors_origins);
-    let response = match origin.as_ref().and_then(|_| cors::preflight(&request)) {
-        Some(response) => response,
-        None => edge.respond(request, client).instrument(span.clone()).await,
+    let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
+    let response = match (preflight, sale) {
+        (Some(response), _) => response,
+        (None, Some(sale)) => edge.sell(request, sale).instrument(span.clone()).await,
+        (None, None) => edge.route(request, client).instrument(span.clone()).await,
     };
     let mut response = render(response, language);
     let headers = response.headers_mut();

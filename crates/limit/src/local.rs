@@ -103,13 +103,19 @@ impl<K: Eq + Hash> SlidingWindow<K> {
     }
 }
 
-impl<K> Shard<K> {
+impl<K: Eq + Hash> Shard<K> {
     fn turn_to(&mut self, window: u64) {
         if window <= self.window {
             return;
         }
-        let old = std::mem::take(&mut self.present);
-        self.previous = if window == self.window + 1 { old } else { HashMap::new() };
+        if window == self.window + 1 {
+            std::mem::swap(&mut self.present, &mut self.previous);
+        } else {
+            self.previous = HashMap::new();
+        }
+        // Its room is kept for the next crowd, but not more of it than the last one needed.
+        self.present.clear();
+        self.present.shrink_to(self.previous.len());
         self.window = window;
     }
 }

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use std::sync::{PoisonError, RwLock};
 
 use serde_json::json;
+use sqlx::Arguments as _;
+use sqlx::sqlite::SqliteArguments;
 use stampede_core::ports::{Admitted, LedgerError, Recorded, Result};
 use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
@@ -142,15 +144,15 @@ async fn record_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&A
     let mut turn = writer.take().await.map_err(not_begun)?;
     let count = sorted.len() as i64;
     let rows = sorted.len().next_multiple_of(16);
-    let mut script = sqlx::query_scalar(sqlite_script(rows));
-    for item in sorted {
-        script = script.bind(item.order.get()).bind(item.user.get()).bind(item.seq).bind(item.at.ms());
+    let of_rows = sorted.iter().flat_map(|item| [item.order.get(), item.user.get(), item.seq, item.at.ms()].map(Some));
+    let of_no_rows = std::iter::repeat_n(None, 4 * (rows - sorted.len()));
+    let of_sale = [sale.get(), epoch.0, count, count, sale.get(), epoch.0, count].map(Some);
+    let mut arguments = SqliteArguments::default();
+    arguments.reserve(4 * rows + of_sale.len(), 0);
+    for argument in of_rows.chain(of_no_rows).chain(of_sale) {
+        arguments.add(argument).map_err(LedgerError::Poison)?;
     }
-    for _ in 0..4 * (rows - sorted.len()) {
-        script = script.bind(None::<i64>);
-    }
-    let script = script.bind(sale.get()).bind(epoch.0).bind(count);
-    let script = script.bind(count).bind(sale.get()).bind(epoch.0).bind(count);
+    let script = sqlx::query_scalar_with(sqlite_script(rows), arguments);
     // Its one row comes after the commit, and so is proof of it: a thread that died shows as no row at all.
     let room: sqlx::Result<Option<i64>> = within(async { script.fetch_optional(turn.connection()?).await }).await;
     match room {
