@@ -15,12 +15,12 @@ use sqlx::{
 use stampede_core::ports::{LedgerError, Result};
 
 use crate::errors::{self, failed};
-use crate::sqlite::{Turn, Writer};
+use crate::sqlite::{Recorder, Turn, Writer};
 
 /// How long a connection or a lock is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one statement may take, its waiting for locks included.
-const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
 /// How long a connection that is given back may take to show that it is well.
 const RELEASE_WITHIN: Duration = Duration::from_secs(2);
 
@@ -84,9 +84,10 @@ impl Dialect {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Pool {
-    /// One connection writes, so `BEGIN IMMEDIATE` never waits for ourselves; it stands for "lock the sale's row first".
+    /// One writes at a time, so `BEGIN IMMEDIATE` never waits for ourselves; it stands for "lock the sale's row first".
     Sqlite {
         writer: Writer,
+        recorder: Recorder,
         readers: SqlitePool,
     },
     /// What sells has connections of its own, so that no crowd of readers keeps it waiting.
@@ -281,9 +282,10 @@ impl Pool {
 
     pub(crate) async fn close(&self) {
         match self {
-            Self::Sqlite { writer, readers } => {
+            Self::Sqlite { writer, recorder, readers } => {
                 // The writer last: closing it takes the write-ahead log into the database file.
                 readers.close().await;
+                recorder.close().await;
                 writer.close().await;
             }
             Self::MySql { writer, readers } => {

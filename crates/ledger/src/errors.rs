@@ -1,5 +1,7 @@
 //! What a failure means: whether it was done, and whether it is worth trying again.
 
+use std::error::Error;
+
 use sqlx::error::DatabaseError;
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::postgres::PgDatabaseError;
@@ -15,21 +17,51 @@ enum Meaning {
     Poison,
 }
 
+impl Meaning {
+    fn of(self, error: Box<dyn Error + Send + Sync>) -> LedgerError {
+        match self {
+            Self::Conflict => LedgerError::Conflict(error),
+            Self::Outage => LedgerError::Unavailable(error),
+            Self::Poison => LedgerError::Poison(error),
+        }
+    }
+}
+
 /// A statement inside a transaction failed: surely not done.
 pub(crate) fn failed(error: sqlx::Error) -> LedgerError {
-    match meaning(&error) {
-        Meaning::Conflict => LedgerError::Conflict(error.into()),
-        Meaning::Outage => LedgerError::Unavailable(error.into()),
-        Meaning::Poison => LedgerError::Poison(error.into()),
-    }
+    meaning(&error).of(error.into())
 }
 
 /// A transaction could not even begin. Whatever the reason, it is none of an order's: a changed password is no poison.
 pub(crate) fn not_begun(error: sqlx::Error) -> LedgerError {
-    match failed(error) {
+    no_poison(failed(error))
+}
+
+fn no_poison(error: LedgerError) -> LedgerError {
+    match error {
         LedgerError::Poison(error) => LedgerError::Unavailable(error),
         other => other,
     }
+}
+
+/// The same for SQLite's own connection.
+pub(crate) fn sqlite_failed(error: rusqlite::Error) -> LedgerError {
+    let meaning = match &error {
+        rusqlite::Error::SqliteFailure(failure, _) => meaning_of_sqlite(failure.extended_code),
+        _ => Meaning::Poison,
+    };
+    meaning.of(error.into())
+}
+
+pub(crate) fn sqlite_not_begun(error: rusqlite::Error) -> LedgerError {
+    no_poison(sqlite_failed(error))
+}
+
+/// Something with the same key is there already.
+pub(crate) fn is_taken(error: &rusqlite::Error) -> bool {
+    use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE};
+    let code = error.sqlite_error().map(|failure| failure.extended_code);
+    matches!(code, Some(SQLITE_CONSTRAINT_PRIMARYKEY | SQLITE_CONSTRAINT_UNIQUE))
 }
 
 /// A statement that commits by itself failed: if it is the connection that failed, it may have been done.
@@ -81,13 +113,17 @@ fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
         };
     }
     debug_assert!(error.try_downcast_ref::<SqliteError>().is_some(), "a fourth database");
+    code.parse().map_or(Meaning::Poison, meaning_of_sqlite)
+}
+
+fn meaning_of_sqlite(code: i32) -> Meaning {
     // The low byte is the primary code, the rest says more about it.
-    match code.parse::<u32>().map(|code| code & 0xff) {
+    match code & 0xff {
         // Busy, locked.
-        Ok(5 | 6) => Meaning::Conflict,
+        5 | 6 => Meaning::Conflict,
         // Permission, memory, read-only, interrupted, I/O error, corrupt, disk full, cannot open, locking protocol, not a database:
         // none of it is an order's fault.
-        Ok(3 | 7 | 8 | 9 | 10 | 11 | 13 | 14 | 15 | 26) => Meaning::Outage,
+        3 | 7 | 8 | 9 | 10 | 11 | 13 | 14 | 15 | 26 => Meaning::Outage,
         _ => Meaning::Poison,
     }
 }

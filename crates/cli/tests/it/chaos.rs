@@ -16,15 +16,6 @@ fn any_fault(dice: &mut Dice) -> Fault {
     }
 }
 
-/// SQLite's transaction is one call: there is no place of ours between its insert and its commit.
-fn any_fault_of_sqlite(dice: &mut Dice) -> Fault {
-    let places = failpoint::ALL.map(|place| if place == "record.inserted" { "record.begin" } else { place });
-    match dice.within(0..6) {
-        0 => Fault::random_kill(dice),
-        n => Fault::random_abort(dice, places[n as usize - 1]),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_fault_any_time() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
@@ -34,8 +25,7 @@ async fn any_fault_any_time() {
     let mut all = 0;
     loop {
         let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
-        let fault: fn(&mut Dice) -> Fault = if kind == Kind::Sqlite { any_fault_of_sqlite } else { any_fault };
-        all += rounds(kind, seed, [fault; 2]).await.1;
+        all += rounds(kind, seed, [any_fault; 2]).await.1;
         if Instant::now() >= until {
             break;
         }

@@ -1,5 +1,6 @@
 //! Embedded SQLite: WAL, `synchronous=FULL`, one writing connection, a few that read.
 
+mod recorder;
 mod writer;
 
 use std::fs::OpenOptions;
@@ -7,16 +8,32 @@ use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{ConnectOptions as _, SqliteConnection};
 use stampede_core::failpoint;
 
 use crate::db::{PATIENCE, Pool};
 use crate::{OpenError, migrator};
 
+pub(crate) use recorder::Recorder;
 pub(crate) use writer::{Turn, Writer};
 
 const READERS: u32 = 4;
+
+/// For every connection.
+const SETTINGS: [(&str, &str); 4] = [
+    // Pages of an index are changed again and again in a sale: they stay in memory, and go into the file once for many commits.
+    // Not more of them: at the end of a transaction SQLite often looks through all that it has in memory.
+    ("cache_size", "-8192"),
+    ("temp_store", "MEMORY"),
+    ("wal_autocheckpoint", "8192"),
+    ("foreign_keys", "ON"),
+];
+
+/// What `PRAGMA synchronous` is set to: 2 is FULL.
+fn synchronous() -> i64 {
+    if failpoint::planted("sync-off") { 0 } else { 2 }
+}
 
 const SELLING: &str = include_str!("migrations/0001_selling.sql");
 
@@ -27,20 +44,15 @@ const MIGRATIONS: [(&str, &str); 3] = [
 ];
 
 pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
-    let synchronous = if failpoint::planted("sync-off") { SqliteSynchronous::Off } else { SqliteSynchronous::Full };
-    let options = SqliteConnectOptions::new()
+    let mut options = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
-        .synchronous(synchronous)
         .busy_timeout(PATIENCE)
-        // Pages of an index are changed again and again in a sale: they stay in memory, and go into the file once for many commits.
-        // Not more of them: at the end of a transaction SQLite often looks through all that it has in memory.
-        .pragma("cache_size", "-8192")
-        .statement_cache_capacity(200)
-        .pragma("temp_store", "MEMORY")
-        .pragma("wal_autocheckpoint", "8192")
-        .foreign_keys(true);
+        .pragma("synchronous", synchronous().to_string());
+    for (name, value) in SETTINGS {
+        options = options.pragma(name, value);
+    }
     make_private(path)?;
     let mut migrations = MIGRATIONS;
     if failpoint::planted("skip-duplicate") {
@@ -53,6 +65,7 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let mut connection = options.connect().await.map_err(OpenError::Open)?;
     check_durable(&mut connection).await?;
     let writer = Writer::new(options.clone(), connection);
+    let recorder = Recorder::start(path).map_err(|error| OpenError::Open(sqlx::Error::Io(error)))?;
     let readers = SqlitePoolOptions::new()
         .acquire_timeout(PATIENCE)
         .test_before_acquire(false)
@@ -60,7 +73,7 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
         .max_connections(READERS)
         .connect_with(options.read_only(true));
     let readers = readers.await.map_err(OpenError::Open)?;
-    Ok(Pool::Sqlite { writer, readers })
+    Ok(Pool::Sqlite { writer, recorder, readers })
 }
 
 /// What the ledger holds is for its owner alone. SQLite gives its other files the mode of the first.

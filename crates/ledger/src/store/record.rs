@@ -1,53 +1,19 @@
 //! Admitted orders into rows.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::{PoisonError, RwLock};
 
 use serde_json::json;
-use sqlx::Arguments as _;
-use sqlx::sqlite::SqliteArguments;
 use stampede_core::ports::{Admitted, LedgerError, Recorded, Result};
 use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
 use super::settle::{Found, Row, settle};
 use super::{Store, list, unreadable};
 use crate::db::{Dialect, Pool, Tx, args, within};
-use crate::errors::{failed, not_begun, perhaps};
-use crate::sqlite::Writer;
+use crate::errors::{failed, not_begun};
 
 /// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
 const ROOM: &str = "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total";
-
-/// SQLite: the whole transaction with one call, because each is a trip to the thread that SQLite lives on. Tells whether there was room
-/// for all: 1, or 0 and then nothing was changed. If one is in the way, the transaction is undone and ends in an error.
-///
-/// An insert that might fail in the middle makes SQLite copy every page before it changes it. It believes that of every insert of many
-/// rows with a function call in it, and of those whose conflicts do not undo the transaction: so it is OR ROLLBACK, and the room is
-/// looked at anew in both statements instead of asking for `changes()`.
-///
-/// There is one text for every sixteen sizes, so that SQLite can keep them prepared; what is left of the last sixteen is NULL.
-fn sqlite_script(rows: usize) -> &'static str {
-    static TEXTS: RwLock<BTreeMap<usize, &'static str>> = RwLock::new(BTreeMap::new());
-    if let Some(text) = TEXTS.read().unwrap_or_else(PoisonError::into_inner).get(&rows) {
-        return text;
-    }
-    // Arguments without numbers: SQLite looks those up one by one.
-    let values = vec!["(?,?,?,?)"; rows].join(",");
-    let text = format!(
-        "BEGIN IMMEDIATE;
-        INSERT OR ROLLBACK INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
-        SELECT column1, sale.id, column2, 1, 'unpaid', sale.epoch, column3, sale.price_cents, column4, column4
-        FROM sale, (VALUES {values})
-        WHERE column1 IS NOT NULL AND sale.id = ? AND sale.epoch = ? AND sale.sold + ? <= sale.total;
-        {ROOM};
-        COMMIT;
-        SELECT changes()"
-    );
-    // There are few of them, and they are needed for ever.
-    let mut texts = TEXTS.write().unwrap_or_else(PoisonError::into_inner);
-    texts.entry(rows).or_insert_with(|| text.leak())
-}
 
 /// PostgreSQL: the batch as four arrays. Fewer rows than asked for means that one was in the way.
 const FROM_ARRAYS: &str = "\
@@ -71,22 +37,28 @@ impl Store {
     /// All of them new, and room for all: the usual case. `false` if anything is in the way; then nothing was done.
     async fn record_fast(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
         failpoint::hit("record.begin");
-        let mut sorted: Vec<&Admitted> = batch.iter().collect();
-        // By id, so that rows go in one beside the other.
-        sorted.sort_unstable_by_key(|item| item.order);
         let done = match &self.db {
-            Pool::Sqlite { writer, .. } => record_sqlite(writer, sale, epoch, &sorted).await?,
-            _ => self.record_on_server(sale, epoch, &sorted).await?,
+            Pool::Sqlite { writer, recorder, .. } => {
+                let turn = writer.take().await.map_err(not_begun)?;
+                let done = recorder.record(sale, epoch, batch.to_vec()).await;
+                // The turn alone was needed, not its connection.
+                turn.done();
+                done?
+            }
+            _ => self.record_on_server(sale, epoch, batch).await?,
         };
         failpoint::hit("record.committed");
         Ok(done)
     }
 
-    async fn record_on_server(&self, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
+    async fn record_on_server(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
+        let mut sorted: Vec<&Admitted> = batch.iter().collect();
+        // By id, so that rows go in one beside the other.
+        sorted.sort_unstable_by_key(|item| item.order);
         let mut tx = self.db.begin().await?;
         let count = sorted.len() as i64;
         let room = tx.execute(ROOM, args![count, sale.get(), epoch.0, count]).await?;
-        let all_in = room > 0 && insert_all(&mut tx, sale, epoch, sorted).await?;
+        let all_in = room > 0 && insert_all(&mut tx, sale, epoch, &sorted).await?;
         if all_in {
             failpoint::hit("record.inserted");
             tx.commit().await?;
@@ -136,38 +108,6 @@ impl Store {
         let sql = format!("{insert}{}", self.db.dialect().or_replace("order_id", &["error"]));
         let (order, user) = (admitted.order.get(), admitted.user.get());
         self.db.execute(&sql, args![order, sale.get(), user, payload.as_str(), error]).await
-    }
-}
-
-/// `false` if anything was in the way; then nothing was done.
-async fn record_sqlite(writer: &Writer, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
-    let mut turn = writer.take().await.map_err(not_begun)?;
-    let count = sorted.len() as i64;
-    let rows = sorted.len().next_multiple_of(16);
-    let of_rows = sorted.iter().flat_map(|item| [item.order.get(), item.user.get(), item.seq, item.at.ms()].map(Some));
-    let of_no_rows = std::iter::repeat_n(None, 4 * (rows - sorted.len()));
-    let of_sale = [sale.get(), epoch.0, count, count, sale.get(), epoch.0, count].map(Some);
-    let mut arguments = SqliteArguments::default();
-    arguments.reserve(4 * rows + of_sale.len(), 0);
-    for argument in of_rows.chain(of_no_rows).chain(of_sale) {
-        arguments.add(argument).map_err(LedgerError::Poison)?;
-    }
-    let script = sqlx::query_scalar_with(sqlite_script(rows), arguments);
-    // Its one row comes after the commit, and so is proof of it: a thread that died shows as no row at all.
-    let room: sqlx::Result<Option<i64>> = within(async { script.fetch_optional(turn.connection()?).await }).await;
-    match room {
-        Ok(Some(room)) => {
-            turn.done();
-            Ok(room == 1)
-        }
-        Ok(None) => Err(perhaps(sqlx::Error::WorkerCrashed)),
-        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => {
-            // Undone by SQLite itself.
-            turn.done();
-            Ok(false)
-        }
-        // The connection goes, and with it what was not committed. Whether it was, the next try will find out.
-        Err(error) => Err(perhaps(error)),
     }
 }
 
