@@ -25,7 +25,7 @@ async fn any_fault_any_time() {
     let mut all = 0;
     loop {
         let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
-        all += rounds(kind, seed, [any_fault; 2]).await.1;
+        all += rounds(kind, seed, [any_fault as fn(&mut Dice) -> Fault; 2]).await.1;
         if Instant::now() >= until {
             break;
         }
