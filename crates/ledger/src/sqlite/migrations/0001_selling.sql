@@ -69,8 +69,7 @@ CREATE TABLE orders (
     created_at  INTEGER NOT NULL,
     updated_at  INTEGER NOT NULL,
     UNIQUE (sale_id, user_id, live),
-    -- Not `status IN (…)`: SQLite would build a table of the four for every insert.
-    CHECK ((live IS NOT NULL) = (status = 'unpaid' OR status = 'paid' OR status = 'redeemed' OR status = 'pending'))
+    CHECK ((live IS NOT NULL) = (status IN ('pending', 'unpaid', 'paid', 'redeemed')))
 ) STRICT;
 
 -- Marks that must still be released in the gate: written with the order's death, deleted after the release.
