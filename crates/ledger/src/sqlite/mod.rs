@@ -100,3 +100,33 @@ async fn check_durable(writer: &mut SqliteConnection) -> Result<(), OpenError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sqlx::Connection as _;
+
+    const ORDER: &str = "INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at) \
+                         VALUES (?, 7, ?, 1, ?, 1, 1, 100, 5, 5)";
+
+    #[tokio::test]
+    async fn a_database_that_is_there_keeps_its_orders_and_its_promises() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.db");
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let old = SqlitePoolOptions::new().connect_with(options.clone()).await.unwrap();
+        migrator(&MIGRATIONS[..3]).run(&old).await.unwrap();
+        sqlx::query(ORDER).bind(1).bind(11).bind("unpaid").execute(&old).await.unwrap();
+        old.close().await;
+
+        open(&path).await.unwrap().close().await;
+        let mut new = SqliteConnection::connect_with(&options).await.unwrap();
+        let held: (i64, i64, String) =
+            sqlx::query_as("SELECT id, user_id, status FROM orders").fetch_one(&mut new).await.unwrap();
+        assert_eq!(held, (1, 11, "unpaid".to_owned()));
+        for (id, user, status) in [(1, 12, "unpaid"), (2, 11, "unpaid"), (3, 13, "cancelled")] {
+            sqlx::query(ORDER).bind(id).bind(user).bind(status).execute(&mut new).await.unwrap_err();
+        }
+        sqlx::query(ORDER).bind(2).bind(12).bind("paid").execute(&mut new).await.unwrap();
+    }
+}
