@@ -149,7 +149,8 @@ impl Engine {
             bought => return bought,
         };
         // Who has an order gets it back, whatever else is true.
-        match self.stores.ledger.live_order(sale, user).await? {
+        let looking = tokio::time::timeout(self.solo.answer_within(), self.stores.ledger.live_order(sale, user));
+        match looking.await.map_err(|_| Error::OutcomeUnknown)?? {
             Some(order) => Ok(Bought { order, already: true }),
             None => Err(Error::Refused(refusal)),
         }

@@ -80,6 +80,10 @@ impl Solo {
         Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, desks }
     }
 
+    pub(crate) const fn answer_within(&self) -> Duration {
+        self.config.answer_within
+    }
+
     /// One for this user, or the one he has.
     pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
         let deciding = async {

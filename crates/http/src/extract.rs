@@ -97,9 +97,9 @@ impl FromRequestParts<Arc<App>> for Token {
 pub(crate) struct Buyer(pub(crate) UserId);
 
 impl Buyer {
-    pub(crate) async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Problem> {
-        let token = bearer(headers).ok_or_else(|| Problem::new(Code::Unauthorized))?;
-        Ok(Self(app.engine.authenticate(token).await?))
+    pub(crate) async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Error> {
+        let token = bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?;
+        app.engine.authenticate(token).await.map(Self)
     }
 }
 
@@ -107,7 +107,7 @@ impl FromRequestParts<Arc<App>> for Buyer {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        Self::of(&parts.headers, app).await
+        Ok(Self::of(&parts.headers, app).await?)
     }
 }
 

@@ -20,6 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rand::RngExt as _;
 use stampede_core::{Code, SaleId};
+use stampede_engine::Error;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -45,7 +46,7 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// A request's head must arrive within this time; an idle connection is closed after it.
     pub head_within: Duration,
-    /// A request must be answered within this time.
+    /// A request must be answered within this time. Of who wants to buy it must be known by then who it is; the rest has a time of its own.
     pub answer_within: Duration,
     /// How long requests under way may go on after shutdown has begun.
     pub drain_within: Duration,
@@ -201,17 +202,22 @@ impl Edge {
     }
 
     /// What everybody waits for takes the short way, past the router: the same as [`orders::buy`].
-    async fn sell(&self, request: Request<Incoming>, sale: SaleId) -> Response {
+    async fn sell(&self, request: Request<Incoming>, sale: SaleId, id: &str) -> Response {
         let started = Instant::now();
         let known = timeout(self.config.answer_within, Buyer::of(request.headers(), &self.app)).await;
         // What was read of the connection is free again before the wait for the ledger.
         drop(request);
-        let sold = match known.unwrap_or_else(|_| Err(Problem::new(Code::Unavailable))) {
+        let sold = match known.unwrap_or(Err(Error::Plain(Code::Unavailable))) {
             Ok(Buyer(user)) => orders::sell(&self.app, user, sale).await,
-            Err(problem) => Err(problem),
+            Err(error) => Err(error),
         };
         self.app.http_metrics.buying.record(started.elapsed());
-        sold.into_response()
+        sold.unwrap_or_else(|error| {
+            // The one refusal that the log hears of.
+            let failed = matches!(error, Error::Ledger(_));
+            let span = if failed { tracing::error_span!("buying", id, %sale) } else { Span::none() };
+            span.in_scope(|| Problem::from(error)).into_response()
+        })
     }
 }
 
@@ -226,7 +232,7 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     let started = Instant::now();
     let id = next_request_id();
     let sale = if edge.sells { orders::wanted(request.method(), request.uri()) } else { None };
-    // Nothing is told on the way of a try to buy; what comes of it is told by the one who settles it.
+    // On the way of a try to buy nothing is told, unless it fails or everything is.
     let span = if sale.is_some() && !tracing::enabled!(Level::DEBUG) {
         Span::none()
     } else {
@@ -238,7 +244,7 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
     let response = match (preflight, sale) {
         (Some(response), _) => response,
-        (None, Some(sale)) => edge.sell(request, sale).instrument(span.clone()).await,
+        (None, Some(sale)) => edge.sell(request, sale, &id).instrument(span.clone()).await,
         (None, None) => edge.route(request, client).instrument(span.clone()).await,
     };
     let mut response = render(response, language);

@@ -84,7 +84,7 @@ impl Dialect {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Pool {
-    /// One writes at a time, so `BEGIN IMMEDIATE` never waits for ourselves; it stands for "lock the sale's row first".
+    /// One writes at a time, so `BEGIN IMMEDIATE` hardly ever waits for ourselves; it stands for "lock the sale's row first".
     Sqlite {
         writer: Writer,
         recorder: Recorder,
@@ -285,6 +285,7 @@ impl Pool {
             Self::Sqlite { writer, recorder, readers } => {
                 // The writer last: closing it takes the write-ahead log into the database file.
                 readers.close().await;
+                writer.refuse();
                 recorder.close().await;
                 writer.close().await;
             }

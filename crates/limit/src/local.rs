@@ -2,7 +2,7 @@
 //!
 //! Time is cut into windows. For each key we count the present window and remember the one before; what counts against the
 //! limit is the present count plus the part of the previous one that still lies inside the last window's length. Two maps
-//! hold it all: at the turn of a window the older one is thrown away whole, so no key ever needs to expire by itself.
+//! hold it all: at the turn of a window the older one is emptied whole, so no key ever needs to expire by itself.
 //!
 //! Bounded: a map holds at most `max_keys`. When it is full, keys that are not in it yet are let through and counted
 //! ([`SlidingWindow::let_through`]): a limiter out of memory must not close the shop.

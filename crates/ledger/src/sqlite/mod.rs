@@ -1,4 +1,4 @@
-//! Embedded SQLite: WAL, `synchronous=FULL`, one writing connection, a few that read.
+//! Embedded SQLite: WAL, `synchronous=FULL`, two connections that write in turns, a few that read.
 
 mod recorder;
 mod writer;
@@ -66,7 +66,7 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let mut connection = options.connect().await.map_err(OpenError::Open)?;
     check_durable(&mut connection).await?;
     let writer = Writer::new(options.clone(), connection);
-    let recorder = Recorder::start(path).map_err(|error| OpenError::Open(sqlx::Error::Io(error)))?;
+    let recorder = Recorder::start(path).map_err(|error| OpenError::Open(sqlx::Error::Configuration(error)))?;
     let readers = SqlitePoolOptions::new()
         .acquire_timeout(PATIENCE)
         .test_before_acquire(false)

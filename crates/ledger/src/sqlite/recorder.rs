@@ -1,8 +1,10 @@
 //! The thread that records orders. A batch is one message in and one out; between them nobody else is woken.
 //!
-//! It has a connection of its own beside the [`Writer`](super::Writer)'s. They never write at the same time: who records has the
-//! writer's turn.
+//! It has a connection of its own beside the [`Writer`](super::Writer)'s, and records in the writer's turn, so that neither waits for the
+//! other inside SQLite. Only a batch that takes too long loses its turn while it is under way. That is safe, because there is one thread and
+//! one line: whoever repeats the batch comes after it, and finds what became of it.
 
+use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -24,6 +26,8 @@ const INSERT: &str = "\
     INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
     VALUES (?1, ?2, ?3, 1, 'unpaid', ?4, ?5, ?6, ?7, ?7)";
 
+type Failure = Box<dyn Error + Send + Sync>;
+
 /// Admitted orders of one sale.
 struct Batch {
     sale: SaleId,
@@ -42,11 +46,11 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Opens its connection when the first batch comes.
-    pub(crate) fn start(path: &Path) -> std::io::Result<Self> {
+    pub(crate) fn start(path: &Path) -> std::result::Result<Self, Failure> {
+        let connection = open(path)?;
         let (jobs, todo) = mpsc::channel(1);
         let path = path.to_owned();
-        std::thread::Builder::new().name("recorder".to_owned()).spawn(move || work(&path, todo))?;
+        std::thread::Builder::new().name("recorder".to_owned()).spawn(move || work(connection, &path, todo))?;
         Ok(Self { jobs })
     }
 
@@ -56,14 +60,12 @@ impl Recorder {
         orders.sort_unstable_by_key(|item| item.order);
         let (reply, answer) = oneshot::channel();
         let doing = async {
-            self.jobs.send(Job::Record(Batch { sale, epoch, orders }, reply)).await.ok()?;
-            answer.await.ok()
+            let sent = self.jobs.send(Job::Record(Batch { sale, epoch, orders }, reply)).await;
+            sent.map_err(|_| LedgerError::Unavailable("the recorder is closed".into()))?;
+            answer.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder did not say".into())))
         };
-        match tokio::time::timeout(STATEMENT_WITHIN, doing).await {
-            Ok(Some(done)) => done,
-            Ok(None) => Err(LedgerError::Unknown("the recorder ended without an answer".into())),
-            Err(_) => Err(LedgerError::Unknown("the recorder did not answer in time".into())),
-        }
+        let done = tokio::time::timeout(STATEMENT_WITHIN, doing).await;
+        done.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder did not answer in time".into())))
     }
 
     /// Lets go of the connection, for good.
@@ -76,8 +78,8 @@ impl Recorder {
     }
 }
 
-fn work(path: &Path, mut todo: mpsc::Receiver<Job>) {
-    let mut connection = None;
+fn work(connection: Connection, path: &Path, mut todo: mpsc::Receiver<Job>) {
+    let mut connection = Some(connection);
     while let Some(job) = todo.blocking_recv() {
         match job {
             Job::Record(batch, reply) => {
@@ -102,7 +104,7 @@ fn work(path: &Path, mut todo: mpsc::Receiver<Job>) {
 fn record(connection: &mut Option<Connection>, path: &Path, batch: &Batch) -> Result<bool> {
     let connection = match connection {
         Some(connection) => connection,
-        None => connection.insert(open(path).map_err(sqlite_not_begun)?),
+        None => connection.insert(open(path).map_err(LedgerError::Unavailable)?),
     };
     run(connection, "BEGIN IMMEDIATE").map_err(sqlite_not_begun)?;
     let all_in = match insert(connection, batch) {
@@ -138,7 +140,7 @@ fn run(connection: &Connection, statement: &str) -> rusqlite::Result<()> {
     connection.prepare_cached(statement)?.execute([]).map(drop)
 }
 
-fn open(path: &Path) -> rusqlite::Result<Connection> {
+fn open(path: &Path) -> std::result::Result<Connection, Failure> {
     // It is there: if it is not any more, somebody has moved it, and an empty one in its place would be worse.
     let connection =
         Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
@@ -147,6 +149,12 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
         connection.pragma_update(None, name, value)?;
     }
     connection.pragma_update(None, "synchronous", synchronous())?;
+    // A setting that silently did not take would break the promise behind every 201.
+    let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+    let level: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+    if mode != "wal" || level != synchronous() {
+        return Err(format!("journal_mode is {mode} and synchronous {level}: not durable").into());
+    }
     Ok(connection)
 }
 

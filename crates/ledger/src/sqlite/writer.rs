@@ -1,4 +1,4 @@
-//! The one connection that writes. It is ours, not a pool's: no checks on the way in and out, and a transaction that is not ended
+//! The connection that writes everything but new orders, and the turn that whoever writes must have. It is ours, not a pool's: no checks on the way in and out, and a transaction that is not ended
 //! well takes its connection with it, so that nothing of it can stay behind.
 
 use std::fmt;
@@ -46,9 +46,14 @@ impl Writer {
         Ok(Turn { place, doubtful: true })
     }
 
+    /// Nobody gets a turn any more.
+    pub(crate) fn refuse(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
     /// Lets go of the connection; what is in the log goes into the database file.
     pub(crate) async fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.refuse();
         if let Some(connection) = self.place.lock().await.take()
             && let Err(error) = connection.close().await
         {
