@@ -127,10 +127,11 @@ impl Engine {
             Created::Exists => return Err(Error::Plain(Code::SaleExists)),
         }
         let loaded = self.stores.ledger.load(id).await?.ok_or(Error::Plain(Code::Internal))?;
-        self.shelf.put(loaded.sale.clone());
-        if !self.is_long_over(&loaded.sale) {
+        let sale = loaded.sale.clone();
+        if !self.is_long_over(&sale) {
             self.gate.open(loaded);
         }
+        self.shelf.put(sale);
         self.any_sale(id)
     }
 

@@ -86,11 +86,11 @@ impl Watch {
 async fn look_at(engine: &Engine, sale: Sale, before: Option<&Difference>) -> Result<Option<Difference>> {
     let id = sale.id;
     let Some(snapshot) = engine.gate.snapshot(id) else {
-        // Another process made it, or it could not be opened when it was made here.
-        engine.shelf.put(sale);
+        // Another process made it, or it could not be opened when it was made here. The gate first: who sees a sale must not see an empty one.
         if let Some(loaded) = engine.stores.ledger.load(id).await? {
             engine.gate.open(loaded);
         }
+        engine.shelf.put(sale);
         return Ok(None);
     };
     let sold = (sale.sold, snapshot.settled);
