@@ -11,6 +11,8 @@ mod bench;
 mod check;
 mod completions;
 mod config;
+#[cfg(target_os = "linux")]
+mod cores;
 mod data_dir;
 mod demo;
 mod migrate;

@@ -40,12 +40,15 @@ impl Serve {
     pub fn run(self) -> anyhow::Result<()> {
         let settings = Settings::load(&self.flags, &self.serve)?;
         start_log(&settings.log)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            // A batch that the database's thread has finished comes from outside the runtime. Busy workers look there only so
-            // often, and a whole batch of buyers waits for it.
-            .global_queue_interval(2)
-            .enable_all()
-            .build()?;
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        // A batch that the database's thread has finished comes from outside the runtime. Busy workers look there only so
+        // often, and a whole batch of buyers waits for it.
+        runtime.global_queue_interval(2).enable_all();
+        let runtime = match settings.pin_worker() {
+            #[cfg(target_os = "linux")]
+            true => crate::cores::build_apart(&mut runtime)?,
+            _ => runtime.build()?,
+        };
         runtime.block_on(run(settings, self.demo))
     }
 }

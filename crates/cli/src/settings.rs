@@ -157,6 +157,7 @@ struct Http {
     tls_key: String,
     hsts: bool,
     cors_origins: Vec<String>,
+    pin_worker: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -285,6 +286,10 @@ impl Settings {
     }
 
     /// Reads the certificate, if there is one.
+    pub const fn pin_worker(&self) -> bool {
+        self.http.pin_worker
+    }
+
     pub fn server(&self) -> anyhow::Result<ServerConfig> {
         let tls = match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
             ("", "") => None,
