@@ -8,34 +8,47 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
-/// Builds a runtime whose second worker of two stays on the second core of two. With more of them, or fewer, the kernel knows best.
-pub fn build_apart(runtime: &mut Builder) -> io::Result<Runtime> {
-    // What this process may use, and how much of that it is granted.
-    let (all, granted) = (sched_getaffinity(None)?, std::thread::available_parallelism()?);
-    let second = (0..CpuSet::MAX_CPU).rev().find(|&core| all.is_set(core));
-    let (2, 2, Some(second)) = (all.count(), granted.get(), second) else { return runtime.build() };
-    let mut alone = CpuSet::new();
-    alone.set(second);
-    let started = AtomicUsize::new(0);
-    let (tell, ready) = mpsc::sync_channel(2);
-    runtime.worker_threads(2).on_thread_start(move || {
-        // The workers come first. Whatever is started by one that stays somewhere would stay there, too.
-        let nth = started.fetch_add(1, Ordering::Relaxed);
-        if let Err(error) = sched_setaffinity(None, if nth == 1 { &alone } else { &all }) {
-            tracing::debug!(%error, "cannot choose the cores of a thread");
+/// The second worker of two, and the second core of two.
+#[derive(Debug, Clone, Copy)]
+pub struct Apart {
+    worker: Pid,
+    core: CpuSet,
+}
+
+impl Apart {
+    /// Builds a runtime whose workers can be kept apart. With more cores than two, or fewer, the kernel knows best.
+    pub fn build(runtime: &mut Builder) -> io::Result<(Runtime, Option<Self>)> {
+        // What this process may use, and how much of that it is granted.
+        let (all, granted) = (sched_getaffinity(None)?, std::thread::available_parallelism()?);
+        let second = (0..CpuSet::MAX_CPU).rev().find(|&core| all.is_set(core));
+        let (2, 2, Some(second)) = (all.count(), granted.get(), second) else { return Ok((runtime.build()?, None)) };
+        let mut core = CpuSet::new();
+        core.set(second);
+        let started = AtomicUsize::new(0);
+        let (tell, workers) = mpsc::sync_channel(2);
+        runtime.worker_threads(2).on_thread_start(move || {
+            // The workers are the first threads of a runtime.
+            if started.fetch_add(1, Ordering::Relaxed) < 2 {
+                // Whoever builds it waits for them.
+                let _ = tell.send(gettid());
+            } else if let Err(error) = sched_setaffinity(None, &all) {
+                tracing::debug!(%error, "a thread stays on the core of the one that started it");
+            }
+        });
+        let runtime = runtime.build()?;
+        let worker = workers.iter().take(2).last();
+        Ok((runtime, worker.map(|worker| Self { worker, core })))
+    }
+
+    /// From now on. A thread begins where the one stays that starts it, so what should run anywhere is better started before.
+    pub fn keep(self) {
+        if let Err(error) = sched_setaffinity(Some(self.worker), &self.core) {
+            tracing::debug!(%error, "a worker cannot be kept on its core");
         }
-        if nth < 2 {
-            // Whoever built the runtime waits for this.
-            let _ = tell.send(());
-        }
-    });
-    let runtime = runtime.build()?;
-    // Nothing runs before both workers are where they belong, so no other thread can be taken for one.
-    for () in ready.iter().take(2) {}
-    Ok(runtime)
+    }
 }
 
 #[cfg(test)]
@@ -46,7 +59,8 @@ mod tests {
     #[test]
     fn only_a_worker_stays_where_it_is() {
         let all = sched_getaffinity(None).unwrap();
-        let runtime = build_apart(&mut Builder::new_multi_thread()).unwrap();
+        let (runtime, apart) = Apart::build(&mut Builder::new_multi_thread()).unwrap();
+        apart.into_iter().for_each(Apart::keep);
         runtime.block_on(async {
             for _ in 0..100 {
                 let here = tokio::spawn(tokio::task::spawn_blocking(|| sched_getaffinity(None).unwrap()));

@@ -44,16 +44,18 @@ impl Serve {
         // A batch that the database's thread has finished comes from outside the runtime. Busy workers look there only so
         // often, and a whole batch of buyers waits for it.
         runtime.global_queue_interval(2).enable_all();
-        let runtime = match settings.pin_worker() {
-            #[cfg(target_os = "linux")]
-            true => crate::cores::build_apart(&mut runtime)?,
-            _ => runtime.build()?,
-        };
-        runtime.block_on(run(settings, self.demo))
+        #[cfg(target_os = "linux")]
+        if settings.pin_worker() {
+            let (runtime, apart) = crate::cores::Apart::build(&mut runtime)?;
+            let opened = || apart.into_iter().for_each(crate::cores::Apart::keep);
+            return runtime.block_on(run(settings, self.demo, opened));
+        }
+        runtime.build()?.block_on(run(settings, self.demo, || ()))
     }
 }
 
-async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
+/// Serves until it is told to stop. `opened` is called when the ledger is open.
+async fn run(settings: Settings, demo: bool, opened: impl FnOnce()) -> anyhow::Result<()> {
     let database = settings.database()?;
     let admin_listen = settings.admin_listen()?;
     if demo && ![Some(settings.listen), admin_listen].iter().flatten().all(|address| address.ip().is_loopback()) {
@@ -75,6 +77,7 @@ async fn run(settings: Settings, demo: bool) -> anyhow::Result<()> {
 
     let metrics = start_metrics()?;
     let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
+    opened();
     let console = (demo || settings.login.sender == SenderKind::Console).then(|| Arc::new(Console::default()));
     let sender = match (&console, settings.login.sender) {
         (Some(console), _) => Some(console.clone() as Arc<dyn Sender>),

@@ -70,13 +70,15 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let readers = SqlitePoolOptions::new()
         .acquire_timeout(PATIENCE)
         .test_before_acquire(false)
-        // All of them from the start, and for good: each has a thread, and a thread stays on the cores of whoever starts it.
+        // All of them from the start, and for good: each has a thread, and a thread begins on the core of the one that starts it.
         .min_connections(READERS)
         .max_connections(READERS)
         .idle_timeout(None)
         .max_lifetime(None)
         .connect_with(options.read_only(true));
     let readers = readers.await.map_err(OpenError::Open)?;
+    let all = (0..READERS).map(|_| readers.acquire());
+    futures_util::future::try_join_all(all).await.map_err(OpenError::Open)?;
     Ok(Pool::Sqlite { writer, recorder, readers })
 }
 
