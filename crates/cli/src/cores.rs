@@ -21,10 +21,11 @@ pub struct Apart {
 impl Apart {
     /// Builds a runtime whose workers can be kept apart. With more cores than two, or fewer, the kernel knows best.
     pub fn build(runtime: &mut Builder) -> io::Result<(Runtime, Option<Self>)> {
-        // What this process may use, and how much of that it is granted.
-        let (all, granted) = (sched_getaffinity(None)?, std::thread::available_parallelism()?);
-        let second = (0..CpuSet::MAX_CPU).rev().find(|&core| all.is_set(core));
-        let (2, 2, Some(second)) = (all.count(), granted.get(), second) else { return Ok((runtime.build()?, None)) };
+        // What this process may use, and how much of that it is granted. Where that is not to be known, nothing is chosen.
+        let (all, granted) = (sched_getaffinity(None), std::thread::available_parallelism());
+        let all = all.ok().filter(|all| all.count() == 2 && granted.is_ok_and(|granted| granted.get() == 2));
+        let second = all.and_then(|all| (0..CpuSet::MAX_CPU).rev().find(|&core| all.is_set(core)));
+        let (Some(all), Some(second)) = (all, second) else { return Ok((runtime.build()?, None)) };
         let mut core = CpuSet::new();
         core.set(second);
         let started = AtomicUsize::new(0);
@@ -53,19 +54,33 @@ impl Apart {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Barrier};
+
     use super::*;
 
     /// Whatever a worker starts later may run anywhere, although a thread begins where the one stays that started it.
     #[test]
     fn only_a_worker_stays_where_it_is() {
-        let all = sched_getaffinity(None).unwrap();
-        let (runtime, apart) = Apart::build(&mut Builder::new_multi_thread()).unwrap();
-        apart.into_iter().for_each(Apart::keep);
-        runtime.block_on(async {
-            for _ in 0..100 {
-                let here = tokio::spawn(tokio::task::spawn_blocking(|| sched_getaffinity(None).unwrap()));
-                assert!(here.await.unwrap().unwrap() == all);
-            }
-        });
+        let cores = || sched_getaffinity(None).unwrap();
+        let all = cores();
+        let (runtime, Some(apart)) = Apart::build(&mut Builder::new_multi_thread()).unwrap() else { return };
+        apart.keep();
+        // Each holds a worker until the other has one too, and each thread that it starts until there are two.
+        let (both, started) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+        let (tell, told) = mpsc::sync_channel(2);
+        for _ in 0..2 {
+            let (both, started, tell) = (both.clone(), started.clone(), tell.clone());
+            runtime.spawn(async move {
+                both.wait();
+                let worker = cores();
+                tokio::task::spawn_blocking(move || {
+                    started.wait();
+                    tell.send((worker, cores())).unwrap();
+                });
+            });
+        }
+        let told: Vec<_> = told.iter().take(2).collect();
+        assert_eq!(told.iter().filter(|(worker, _)| *worker == apart.core).count(), 1);
+        assert!(told.iter().all(|(_, thread)| *thread == all));
     }
 }
