@@ -285,11 +285,13 @@ impl Settings {
         self.http.trusted_proxies.iter().map(parse).collect()
     }
 
-    /// Reads the certificate, if there is one.
+    /// One of two workers stays on the second of two cores.
+    #[cfg(target_os = "linux")]
     pub const fn pin_worker(&self) -> bool {
         self.http.pin_worker
     }
 
+    /// Reads the certificate, if there is one.
     pub fn server(&self) -> anyhow::Result<ServerConfig> {
         let tls = match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
             ("", "") => None,

@@ -1,5 +1,5 @@
-//! The connection that writes everything but new orders, and the turn that whoever writes must have. It is ours, not a pool's: no checks on the way in and out, and a transaction that is not ended
-//! well takes its connection with it, so that nothing of it can stay behind.
+//! The connection that writes everything but new orders, and the turn that whoever writes must have. It is ours, not a pool's: no checks
+//! on the way in and out, and a transaction that is not ended well takes its connection with it, so that nothing of it can stay behind.
 
 use std::fmt;
 use std::sync::Arc;
