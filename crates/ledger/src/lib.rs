@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use sqlx::SqlSafeStr as _;
-use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use stampede_core::ports::{Accounts, Catalogue, Ledger};
 
 use crate::store::Store;
@@ -37,9 +37,26 @@ pub enum OpenError {
     #[error("cannot open the database")]
     Open(#[source] sqlx::Error),
     #[error("cannot bring the database's tables up to date")]
-    Migrate(#[source] sqlx::migrate::MigrateError),
+    Migrate(#[source] MigrateError),
+    #[error(
+        "the database's tables were made by another version of Stampede (migration {0} differs); use the version that made \
+         them, or a new database"
+    )]
+    OtherVersion(i64),
     #[error("the database does not promise durability: {0}")]
     NotDurable(String),
+}
+
+impl From<MigrateError> for OpenError {
+    fn from(error: MigrateError) -> Self {
+        match error {
+            // A migration was applied that differs from ours, or that we do not have.
+            MigrateError::VersionMismatch(version) | MigrateError::VersionMissing(version) => {
+                Self::OtherVersion(version)
+            }
+            other => Self::Migrate(other),
+        }
+    }
 }
 
 /// Which database a URL names. Shown without its password.

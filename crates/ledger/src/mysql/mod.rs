@@ -14,11 +14,7 @@ const CONNECTIONS: u32 = 12;
 /// Shorter than the server's patience with a silent connection.
 const IDLE: Duration = Duration::from_secs(10);
 
-const MIGRATIONS: [(&str, &str); 3] = [
-    ("selling", include_str!("migrations/0001_selling.sql")),
-    ("people", include_str!("migrations/0002_people.sql")),
-    ("audit", include_str!("migrations/0003_audit.sql")),
-];
+const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
 
 /// What every connection of ours is set to. A node that sleeps or was cut off in mid-transaction must not hold the sale's row for
 /// long: the server lets go of a connection that has been silent for so many seconds.
@@ -67,7 +63,7 @@ async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
     connection.close_on_drop();
     let mut migrator = migrator(&MIGRATIONS);
     migrator.set_locking(false);
-    migrator.run(pool).await.map_err(OpenError::Migrate)
+    Ok(migrator.run(pool).await?)
 }
 
 /// A log that is flushed once a second would break the promise behind every 201.

@@ -10,11 +10,7 @@ use crate::{OpenError, migrator};
 /// To write with, and as many to read with.
 const CONNECTIONS: u32 = 12;
 
-const MIGRATIONS: [(&str, &str); 3] = [
-    ("selling", include_str!("migrations/0001_selling.sql")),
-    ("people", include_str!("migrations/0002_people.sql")),
-    ("audit", include_str!("migrations/0003_audit.sql")),
-];
+const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
 
 pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     let options = PgConnectOptions::from_str(url)
@@ -30,7 +26,7 @@ pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     };
     let writer = pool().connect_with(options.clone()).await.map_err(OpenError::Open)?;
     check_durable(&writer).await?;
-    migrator(&MIGRATIONS).run(&writer).await.map_err(OpenError::Migrate)?;
+    migrator(&MIGRATIONS).run(&writer).await?;
     let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
     Ok(Pool::Postgres { writer, readers })
 }

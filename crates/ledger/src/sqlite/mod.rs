@@ -35,12 +35,7 @@ fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
 
-const MIGRATIONS: [(&str, &str); 4] = [
-    ("selling", include_str!("migrations/0001_selling.sql")),
-    ("people", include_str!("migrations/0002_people.sql")),
-    ("audit", include_str!("migrations/0003_audit.sql")),
-    ("cheaper check", include_str!("migrations/0004_cheaper_check.sql")),
-];
+const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
 
 pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let mut options = SqliteConnectOptions::new()
@@ -61,7 +56,7 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     }
     let pool =
         SqlitePoolOptions::new().max_connections(1).connect_with(options.clone()).await.map_err(OpenError::Open)?;
-    migrator(&migrations).run(&pool).await.map_err(OpenError::Migrate)?;
+    migrator(&migrations).run(&pool).await?;
     pool.close().await;
     let mut connection = options.connect().await.map_err(OpenError::Open)?;
     check_durable(&mut connection).await?;
@@ -115,23 +110,39 @@ mod tests {
                          VALUES (?, 7, ?, 1, ?, 1, 1, 100, 5, 5)";
 
     #[tokio::test]
-    async fn a_database_that_is_there_keeps_its_orders_and_its_promises() {
+    async fn a_later_migration_keeps_existing_orders_and_constraints() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.db");
+        open(&path).await.unwrap().close().await;
+        let options = SqliteConnectOptions::new().filename(&path);
+        let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
+        sqlx::query(ORDER).bind(1).bind(11).bind("unpaid").execute(&pool).await.unwrap();
+
+        let later = [MIGRATIONS[0], ("later", "ALTER TABLE orders ADD COLUMN note TEXT")];
+        migrator(&later).run(&pool).await.unwrap();
+        let held: (i64, i64, String, Option<String>) =
+            sqlx::query_as("SELECT id, user_id, status, note FROM orders").fetch_one(&pool).await.unwrap();
+        assert_eq!(held, (1, 11, "unpaid".to_owned(), None));
+        for (id, user, status) in [(1, 12, "unpaid"), (2, 11, "unpaid"), (3, 13, "cancelled")] {
+            sqlx::query(ORDER).bind(id).bind(user).bind(status).execute(&pool).await.unwrap_err();
+        }
+        sqlx::query(ORDER).bind(2).bind(12).bind("paid").execute(&pool).await.unwrap();
+        pool.close().await;
+
+        // A binary that lacks the later migration does not touch the database.
+        let error = open(&path).await.unwrap_err().to_string();
+        assert!(error.contains("another version of Stampede"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_database_with_another_initial_migration_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.db");
         let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
-        let old = SqlitePoolOptions::new().connect_with(options.clone()).await.unwrap();
-        migrator(&MIGRATIONS[..3]).run(&old).await.unwrap();
-        sqlx::query(ORDER).bind(1).bind(11).bind("unpaid").execute(&old).await.unwrap();
-        old.close().await;
-
-        open(&path).await.unwrap().close().await;
-        let mut new = SqliteConnection::connect_with(&options).await.unwrap();
-        let held: (i64, i64, String) =
-            sqlx::query_as("SELECT id, user_id, status FROM orders").fetch_one(&mut new).await.unwrap();
-        assert_eq!(held, (1, 11, "unpaid".to_owned()));
-        for (id, user, status) in [(1, 12, "unpaid"), (2, 11, "unpaid"), (3, 13, "cancelled")] {
-            sqlx::query(ORDER).bind(id).bind(user).bind(status).execute(&mut new).await.unwrap_err();
-        }
-        sqlx::query(ORDER).bind(2).bind(12).bind("paid").execute(&mut new).await.unwrap();
+        let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
+        migrator(&[("initial", "CREATE TABLE orders (id INTEGER PRIMARY KEY)")]).run(&pool).await.unwrap();
+        pool.close().await;
+        let error = open(&path).await.unwrap_err().to_string();
+        assert!(error.contains("a new database"), "{error}");
     }
 }

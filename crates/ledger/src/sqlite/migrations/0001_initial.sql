@@ -69,7 +69,8 @@ CREATE TABLE orders (
     created_at  INTEGER NOT NULL,
     updated_at  INTEGER NOT NULL,
     UNIQUE (sale_id, user_id, live),
-    CHECK ((live IS NOT NULL) = (status IN ('pending', 'unpaid', 'paid', 'redeemed')))
+    -- Not `status IN (…)`: SQLite builds a table of the four words at every insert for that.
+    CHECK ((live IS NOT NULL) = (status = 'unpaid' OR status = 'paid' OR status = 'redeemed' OR status = 'pending'))
 ) STRICT;
 
 -- Marks that must still be released in the gate: written with the order's death, deleted after the release.
@@ -102,4 +103,54 @@ CREATE TABLE worker_lease (
     holder   TEXT    NOT NULL,
     from_ms  INTEGER NOT NULL,
     until_ms INTEGER NOT NULL
+) STRICT;
+
+-- Who buys. One user per phone; a login code belongs to one phone and is used once; a session can be ended at any moment.
+
+CREATE TABLE secret (
+    name  TEXT PRIMARY KEY,
+    value BLOB NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Whoever leases a worker number locks this row first, so that they come one after the other.
+INSERT INTO secret (name, value) VALUES ('lease_lock', x'');
+
+CREATE TABLE person (
+    id         INTEGER PRIMARY KEY,
+    phone      TEXT    NOT NULL UNIQUE,
+    nickname   TEXT    NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE login_code (
+    phone      TEXT    PRIMARY KEY,
+    seal       BLOB    NOT NULL,
+    tries      INTEGER NOT NULL, -- of this code
+    expires_at INTEGER NOT NULL,
+    all_tries  INTEGER NOT NULL, -- of this phone since its last login; a new code does not reset it
+    tried_at   INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX login_code_by_expiry ON login_code (expires_at);
+
+CREATE TABLE session (
+    id         BLOB    PRIMARY KEY,
+    user_id    INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX session_by_expiry ON session (expires_at);
+
+CREATE INDEX session_by_user ON session (user_id);
+
+-- Every change by an administrator, before it is made ("asked") and after (its outcome). Rows are only ever added.
+
+CREATE TABLE audit (
+    id      INTEGER PRIMARY KEY,
+    at      INTEGER NOT NULL,
+    actor   TEXT NOT NULL,
+    action  TEXT NOT NULL,
+    target  TEXT NOT NULL,
+    outcome TEXT NOT NULL
 ) STRICT;
