@@ -104,7 +104,6 @@ async fn check_durable(writer: &mut SqliteConnection) -> Result<(), OpenError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sqlx::Connection as _;
 
     const ORDER: &str = "INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at) \
                          VALUES (?, 7, ?, 1, ?, 1, 1, 100, 5, 5)";
