@@ -21,6 +21,7 @@ use stampede_proof::report::Report;
 use stampede_proof::system::{Node, System};
 use stampede_testkit::{Server, mariadb, postgres};
 
+use crate::admin_token::AdminTokenSource;
 use crate::settings::Tier;
 
 #[derive(Debug, Args)]
@@ -33,9 +34,8 @@ pub struct Bench {
     #[arg(long, value_name = "URL", requires = "target")]
     admin: Option<String>,
 
-    /// The token of an operator of the target
-    #[arg(long, value_name = "TOKEN", env = "STAMPEDE_ADMIN_TOKEN", hide_env_values = true)]
-    admin_token: Option<String>,
+    #[command(flatten)]
+    admin_token: AdminTokenSource,
 
     /// Start a system of this tier, as real processes, and stop it afterwards
     #[arg(long, default_value = "solo")]
@@ -180,7 +180,7 @@ impl Bench {
     async fn aim(&self, target: &str) -> anyhow::Result<Running> {
         let address = address_of(target)?;
         let admin = self.admin.as_deref().map_or(Ok(address), address_of)?;
-        let token = self.admin_token.clone().context("--target needs --admin-token or STAMPEDE_ADMIN_TOKEN")?;
+        let token = self.admin_token.read()?;
         let ledger = match &self.database {
             Some(url) => Some(stampede_ledger::open(&Database::parse(url)?).await?.ledger),
             None => None,

@@ -16,6 +16,7 @@ use stampede_proof::check::{self, Evidence, Line};
 use stampede_proof::history::{self, Attempt};
 use stampede_proof::system::System;
 
+use crate::admin_token::AdminTokenSource;
 use crate::bench::address_of;
 use crate::settings::{Flags, ServeFlags, Settings};
 
@@ -29,9 +30,8 @@ pub struct Check {
     #[arg(long, value_name = "URL")]
     target: Option<String>,
 
-    /// The token of an administrator of the target
-    #[arg(long, value_name = "TOKEN", env = "STAMPEDE_ADMIN_TOKEN", hide_env_values = true)]
-    admin_token: Option<String>,
+    #[command(flatten)]
+    admin_token: AdminTokenSource,
 
     /// What was asked and heard, as `stampede bench --history` writes it
     #[arg(long, value_name = "FILE")]
@@ -92,7 +92,7 @@ impl Check {
             }
             Some(target) => {
                 let admin = address_of(target)?;
-                let token = self.admin_token.clone().context("--target needs --admin-token or STAMPEDE_ADMIN_TOKEN")?;
+                let token = self.admin_token.read()?;
                 let ledger = match self.flags.names_database() {
                     true => {
                         let database = Settings::load(&self.flags, &ServeFlags::default())?.database()?;

@@ -5,8 +5,9 @@
 //! - [`mod@bench`]: load that proves; [`check`]: the invariants
 //! - [`migrate`]: brings the database's tables up to date
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
-//! - [`settings`]: defaults, file, environment and flags into one value
+//! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the token that `bench` and `check` send
 
+mod admin_token;
 mod bench;
 mod check;
 mod completions;

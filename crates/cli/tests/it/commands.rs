@@ -55,6 +55,36 @@ fn help_teaches_and_mistakes_are_named() {
     assert!(!output.status.success() && told.contains("16") && !told.contains("short"), "{told}");
 }
 
+/// A secret on a command line is visible to every user of the machine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_and_check_take_the_admin_token_from_a_file_or_the_environment() {
+    for command in ["bench", "check"] {
+        let told = fails(&[command, "--target", "http://127.0.0.1:1", "--admin-token", "on-the-command-line"]);
+        assert!(told.contains("unexpected argument"), "{command}: {told}");
+        let missing = "no-such-token-file";
+        let told = fails(&[command, "--target", "http://127.0.0.1:1", "--admin-token-file", missing]);
+        assert!(told.contains(missing), "{command}: {told}");
+        let mut without = Command::new(env!("CARGO_BIN_EXE_stampede"));
+        without.args([command, "--target", "http://127.0.0.1:1"]).env_remove("STAMPEDE_ADMIN_TOKEN");
+        let told = String::from_utf8(without.output().unwrap().stderr).unwrap();
+        assert!(told.contains("--admin-token-file") && told.contains("STAMPEDE_ADMIN_TOKEN"), "{command}: {told}");
+    }
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    shop.put_up(1).await;
+    let file = folder.path().join("token");
+    std::fs::write(&file, format!("{}\n", crate::shop::TOKEN)).unwrap();
+    let target = format!("http://{}", shop.address);
+    let checking = tokio::task::spawn_blocking(move || {
+        let mut check = Command::new(env!("CARGO_BIN_EXE_stampede"));
+        check.args(["check", "--json", "--target", &target, "--admin-token-file"]).arg(file);
+        // The file goes before the environment.
+        check.env("STAMPEDE_ADMIN_TOKEN", "another-token").output().unwrap()
+    });
+    let output = checking.await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[test]
 fn migrate_makes_the_tables_and_serve_finds_them() {
     let folder = folder();
