@@ -75,7 +75,10 @@ pub enum Stepped {
 /// What became of an edit of a sale.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Edited {
-    Done(Sale),
+    Done {
+        before: Sale,
+        after: Sale,
+    },
     /// The same request was carried out before; nothing was done again.
     Repeated(Sale),
     NoSuchSale,
@@ -127,15 +130,34 @@ pub struct SaleDraft {
     pub status: SaleStatus,
 }
 
-/// One line of the audit log: who did what to what, and what came of it.
+/// One row of the audit log. An administrator's action has two: one before it is carried out, one with its outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AuditEntry {
+pub struct AuditRow {
     pub id: i64,
+    /// The id of the action's first row; in that row its own id.
+    pub action_id: i64,
     pub at: Timestamp,
     pub actor: String,
+    /// Where the request came from.
+    pub address: String,
+    pub request_id: String,
     pub action: String,
+    /// What it is about, such as `sale 12`. A creation is asked under its parent; its outcome is about what was made.
     pub target: String,
+    /// `asked` in the first row; in the second `done`, `unchanged`, or the code of the refusal.
     pub outcome: String,
+    /// JSON: what was asked for; in the second row what was changed, or why nothing was.
+    pub detail: String,
+}
+
+/// Which actions of the audit log, the newest first.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AuditFilter<'a> {
+    /// Only what is about this, such as `sale 12`.
+    pub target: Option<&'a str>,
+    /// Only actions with an id below this.
+    pub before: Option<i64>,
+    pub limit: u32,
 }
 
 /// What became of creating something that hangs on something else.
@@ -209,11 +231,11 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// Gives the rest of a lease back: nothing from `unused_from` on was used.
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()>;
 
-    /// Appends to the audit log, which is never changed.
-    async fn audit(&self, entry: &AuditEntry) -> Result<()>;
+    /// Appends to the audit log, which is never changed. Idempotent by the row's id.
+    async fn audit(&self, row: &AuditRow) -> Result<()>;
 
-    /// The audit log, newest first, entries below `before`.
-    async fn audit_log(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>>;
+    /// The rows of the audit log's newest actions, those of one action together, `asked` first.
+    async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>>;
 
     /// Does anybody else hold a worker number now? Then others may sell from this ledger, too.
     async fn has_other_workers(&self, holder: &str) -> Result<bool>;
@@ -236,9 +258,10 @@ pub struct ShopFilter {
 }
 
 /// What became of replacing something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Replaced {
-    Done,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Replaced<T> {
+    /// What it was before.
+    Done(T),
     NoSuch,
     /// What it hangs on does not exist.
     NoParent,
@@ -253,7 +276,7 @@ pub trait Catalogue: Send + Sync + fmt::Debug {
     async fn create_shop(&self, shop: &Shop) -> Result<Created>;
 
     /// Takes the place of the shop with the same id.
-    async fn edit_shop(&self, shop: &Shop) -> Result<Replaced>;
+    async fn edit_shop(&self, shop: &Shop) -> Result<Replaced<Shop>>;
 
     async fn shop(&self, id: ShopId) -> Result<Option<Shop>>;
 
@@ -263,10 +286,10 @@ pub trait Catalogue: Send + Sync + fmt::Debug {
     async fn create_voucher(&self, voucher: &Voucher) -> Result<Created>;
 
     /// Puts the voucher on the shelf or takes it off.
-    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced>;
+    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced<Voucher>>;
 
     /// Takes the place of the voucher with the same id. Its shop, its kind and its place on the shelf stay.
-    async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced>;
+    async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced<Voucher>>;
 
     async fn voucher(&self, id: VoucherId) -> Result<Option<Voucher>>;
 

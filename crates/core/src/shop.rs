@@ -59,7 +59,7 @@ pub struct Voucher {
 }
 
 /// A shop to be made.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewShop {
     pub type_id: ShopTypeId,
@@ -71,7 +71,7 @@ pub struct NewShop {
 }
 
 /// A voucher to be made.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVoucher {
     pub shop_id: ShopId,
@@ -91,7 +91,7 @@ pub struct NewVoucher {
 }
 
 /// A sale to be made.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSale {
     pub voucher_id: VoucherId,

@@ -26,6 +26,7 @@ pub mod solo;
 mod token;
 mod workers;
 
+pub use audit::{Action, AuditRecord, Caller, Change, Outcome};
 pub use engine::{Config, Engine, StartError};
 pub use error::Error;
 pub use people::{CodeSent, LoggedIn, PeopleConfig, Sender};

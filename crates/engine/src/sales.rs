@@ -8,6 +8,7 @@ use stampede_core::ports::{Created, Edited, OrderRow, SaleDraft};
 use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, shop};
 use stampede_gate::memory::Snapshot;
 
+use crate::audit::Outcome;
 use crate::engine::{Engine, is_long_over};
 use crate::error::Error;
 
@@ -136,25 +137,27 @@ impl Engine {
     }
 
     /// Publish, pause, resume, end.
-    pub async fn set_sale_status(&self, id: SaleId, status: SaleStatus) -> Result<SaleView, Error> {
+    pub async fn set_sale_status(&self, id: SaleId, status: SaleStatus) -> Result<Outcome<SaleView>, Error> {
         let edited = self.stores.ledger.set_status(id, status).await?;
         self.apply(id, edited)
     }
 
     /// Adds stock, once per request id.
-    pub async fn top_up(&self, id: SaleId, add: u32, request_id: &str) -> Result<SaleView, Error> {
+    pub async fn top_up(&self, id: SaleId, add: u32, request_id: &str) -> Result<Outcome<SaleView>, Error> {
         shop::check_top_up(add).map_err(Error::Invalid)?;
         let edited = self.stores.ledger.top_up(id, add, request_id, self.clock.now()).await?;
         self.apply(id, edited)
     }
 
-    fn apply(&self, id: SaleId, edited: Edited) -> Result<SaleView, Error> {
+    fn apply(&self, id: SaleId, edited: Edited) -> Result<Outcome<SaleView>, Error> {
+        let show = |sale: Sale| {
+            self.gate.edit(&sale);
+            self.shelf.put(sale);
+            self.any_sale(id)
+        };
         match edited {
-            Edited::Done(sale) | Edited::Repeated(sale) => {
-                self.gate.edit(&sale);
-                self.shelf.put(sale);
-                self.any_sale(id)
-            }
+            Edited::Done { before, after } => Ok(Outcome::edited(show(after.clone())?, &before, &after)),
+            Edited::Repeated(sale) => Ok(Outcome::unchanged(show(sale)?)),
             Edited::NoSuchSale => Err(Error::Refused(Refusal::NoSuchSale)),
             Edited::Illegal(_) => Err(Error::Plain(Code::IllegalStep)),
             Edited::RequestIdReused => Err(Error::Plain(Code::RequestIdReused)),

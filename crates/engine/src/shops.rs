@@ -6,6 +6,7 @@ use stampede_cache::Stats;
 use stampede_core::ports::{Created, Replaced, ShopFilter};
 use stampede_core::{Code, NewShop, NewVoucher, Shop, ShopId, ShopType, Voucher, VoucherId};
 
+use crate::audit::Outcome;
 use crate::engine::Engine;
 use crate::error::Error;
 
@@ -61,43 +62,51 @@ impl Engine {
         }
     }
 
-    pub async fn edit_shop(&self, id: ShopId, new: NewShop) -> Result<Shop, Error> {
+    pub async fn edit_shop(&self, id: ShopId, new: NewShop) -> Result<Outcome<Shop>, Error> {
         new.check().map_err(Error::Invalid)?;
         let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
         let (catalogue, new) = (self.stores.catalogue.clone(), shop.clone());
         match self.reads.shops.update(&id, async move { catalogue.edit_shop(&new).await }).await? {
-            Replaced::Done => Ok(shop),
+            Replaced::Done(before) => Ok(Outcome::edited(shop.clone(), &before, &shop)),
             Replaced::NoSuch => Err(Error::Plain(Code::NoSuchShop)),
             Replaced::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
         }
     }
 
     /// Its shop and kind stay; a sale that it has keeps the price that it began with.
-    pub async fn edit_voucher(&self, id: VoucherId, new: NewVoucher) -> Result<Voucher, Error> {
+    pub async fn edit_voucher(&self, id: VoucherId, new: NewVoucher) -> Result<Outcome<Voucher>, Error> {
         let held = self.voucher(id).await?;
         let voucher = new.check(id).map_err(Error::Invalid)?;
         if (voucher.shop, voucher.kind) != (held.shop, held.kind) {
             return Err(Error::Plain(Code::IllegalStep));
         }
-        let (catalogue, shop) = (self.stores.catalogue.clone(), voucher.shop);
-        let editing = async move { catalogue.edit_voucher(&voucher).await };
-        match self.reads.vouchers.update(&shop, editing).await? {
-            Replaced::Done => self.voucher(id).await,
-            Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
-        }
+        let (catalogue, new) = (self.stores.catalogue.clone(), voucher.clone());
+        let editing = async move { catalogue.edit_voucher(&new).await };
+        replaced(self.reads.vouchers.update(&voucher.shop, editing).await?, |before| Voucher {
+            on_shelf: before.on_shelf,
+            ..voucher
+        })
     }
 
     /// Puts the voucher on the shelf or takes it off. Its sale, if it has one, goes on: pause or end that.
-    pub async fn shelve(&self, id: VoucherId, on_shelf: bool) -> Result<Voucher, Error> {
+    pub async fn shelve(&self, id: VoucherId, on_shelf: bool) -> Result<Outcome<Voucher>, Error> {
         let (catalogue, shop) = (self.stores.catalogue.clone(), self.voucher(id).await?.shop);
         let shelving = async move { catalogue.shelve_voucher(id, on_shelf).await };
-        match self.reads.vouchers.update(&shop, shelving).await? {
-            Replaced::Done => self.voucher(id).await,
-            Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
-        }
+        replaced(self.reads.vouchers.update(&shop, shelving).await?, |before| Voucher { on_shelf, ..before.clone() })
     }
 
     async fn voucher(&self, id: VoucherId) -> Result<Voucher, Error> {
         self.stores.catalogue.voucher(id).await?.ok_or(Error::Plain(Code::NoSuchVoucher))
+    }
+}
+
+/// The voucher that came of replacing another, as the ledger had it in that transaction.
+fn replaced(replaced: Replaced<Voucher>, after: impl FnOnce(&Voucher) -> Voucher) -> Result<Outcome<Voucher>, Error> {
+    match replaced {
+        Replaced::Done(before) => {
+            let after = after(&before);
+            Ok(Outcome::edited(after.clone(), &before, &after))
+        }
+        Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
     }
 }

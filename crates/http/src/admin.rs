@@ -1,4 +1,4 @@
-//! What administrators do to sales, and the record of all they do. Every change is on record before it is made.
+//! What administrators do to sales. Every change is in the audit log before it is made.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use stampede_core::ids::NotAnId;
-use stampede_core::ports::{AuditEntry, OrderRow};
+use serde_json::json;
+use stampede_core::ports::OrderRow;
 use stampede_core::{NewSale, Order, OrderId, OrderStatus, SaleId, SaleStatus, Timestamp, UserId};
-use stampede_engine::Error;
+use stampede_engine::{Action, Error, Outcome};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
@@ -27,15 +27,14 @@ pub(crate) fn created<T>(made: T) -> Created<T> {
 pub(crate) async fn audited<T, W>(
     app: Arc<App>,
     operator: Operator,
-    action: &'static str,
-    target: String,
+    action: Action,
     work: impl FnOnce(Arc<App>) -> W + Send + 'static,
 ) -> Result<T, Problem>
 where
     T: Send + 'static,
-    W: Future<Output = Result<T, Error>> + Send,
+    W: Future<Output = Result<Outcome<T>, Error>> + Send,
 {
-    let doing = async move { app.engine.audited(&operator.0, action, &target, work(app.clone())).await };
+    let doing = async move { app.engine.audited(&operator.0, action, work(app.clone())).await };
     to_the_end(doing).await
 }
 
@@ -46,9 +45,13 @@ pub(crate) async fn create_sale(
     operator: Operator,
     Json(new): Json<NewSale>,
 ) -> Result<Created<SaleAnswer>, Problem> {
-    let target = format!("voucher {}: {} from {} to {}", new.voucher_id, new.stock, new.begin, new.end);
-    let work = move |app: Arc<App>| async move { app.engine.create_sale(new).await };
-    let view = audited(app, operator, "create_sale", target, work).await?;
+    let action = Action::new("create_sale", format!("voucher {}", new.voucher_id)).with_request(json!(new));
+    let work = move |app: Arc<App>| async move {
+        let view = app.engine.create_sale(new).await?;
+        let sale = view.sale.clone();
+        Ok(Outcome::made(view, sale.as_ref()))
+    };
+    let view = audited(app, operator, action, work).await?;
     Ok(created(SaleAnswer::whole(&view)))
 }
 
@@ -91,12 +94,12 @@ pub(crate) async fn one_sale(
 async fn set_status(
     app: Arc<App>,
     operator: Operator,
-    action: &'static str,
+    name: &'static str,
     id: SaleId,
     status: SaleStatus,
 ) -> Result<Answer<SaleAnswer>, Problem> {
     let work = move |app: Arc<App>| async move { app.engine.set_sale_status(id, status).await };
-    let view = audited(app, operator, action, format!("sale {id}"), work).await?;
+    let view = audited(app, operator, Action::new(name, format!("sale {id}")), work).await?;
     Ok(Answer(SaleAnswer::whole(&view)))
 }
 
@@ -210,7 +213,7 @@ pub(crate) async fn end(
     set_status(app, operator, "end", id, SaleStatus::Ended).await
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TopUp {
     #[schema(minimum = 1, maximum = 10_000_000)]
@@ -232,63 +235,8 @@ pub(crate) async fn top_up(
     if !good {
         return Err(Problem::invalid("request_id", "must have 1 to 64 visible ASCII characters"));
     }
-    let target = format!("sale {id}: {} more, request {}", top_up.add, top_up.request_id);
+    let action = Action::new("top_up", format!("sale {id}")).with_request(json!(top_up));
     let work = move |app: Arc<App>| async move { app.engine.top_up(id, top_up.add, &top_up.request_id).await };
-    let view = audited(app, operator, "top_up", target, work).await?;
+    let view = audited(app, operator, action, work).await?;
     Ok(Answer(SaleAnswer::whole(&view)))
-}
-
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct AuditParams {
-    #[param(value_type = Option<String>, pattern = "^[1-9][0-9]{0,18}$")]
-    before: Option<AuditId>,
-    /// How many on a page; 20 without it.
-    #[param(minimum = 1, maximum = 100)]
-    limit: Option<u32>,
-}
-
-/// The id of an entry, as text like every id.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(try_from = "String")]
-struct AuditId(i64);
-
-impl TryFrom<String> for AuditId {
-    type Error = NotAnId;
-
-    fn try_from(text: String) -> Result<Self, NotAnId> {
-        text.parse().ok().filter(|id| *id > 0).map(Self).ok_or(NotAnId)
-    }
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct AuditAnswer {
-    id: String,
-    at: Timestamp,
-    actor: String,
-    action: String,
-    target: String,
-    outcome: String,
-}
-
-#[derive(Serialize, ToSchema)]
-pub(crate) struct AuditLogAnswer {
-    entries: Vec<AuditAnswer>,
-}
-
-/// What administrators have done, newest first.
-#[utoipa::path(get, path = "/admin/v1/audit", tag = "admin", params(AuditParams), responses((status = 200, description = "A page", body = AuditLogAnswer)))]
-pub(crate) async fn audit(
-    State(app): State<Arc<App>>,
-    _: Viewer,
-    Params(params): Params<AuditParams>,
-) -> Result<Answer<AuditLogAnswer>, Problem> {
-    let limit = page_size(params.limit)?;
-    let entries = app.engine.audit_log(params.before.map(|id| id.0), limit).await?;
-    let answer = |entry: AuditEntry| {
-        let AuditEntry { id, at, actor, action, target, outcome } = entry;
-        AuditAnswer { id: id.to_string(), at, actor, action, target, outcome }
-    };
-    Ok(Answer(AuditLogAnswer { entries: entries.into_iter().map(answer).collect() }))
 }

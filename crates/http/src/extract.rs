@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use stampede_core::{Code, UserId};
-use stampede_engine::Error;
+use stampede_engine::{Caller, Error};
 
 use crate::address::counted_as;
 use crate::app::App;
@@ -154,17 +154,17 @@ impl FromRequestParts<Arc<App>> for Viewer {
     }
 }
 
-/// An administrator who may change things, by name.
-pub(crate) struct Operator(pub(crate) Arc<str>);
+/// An administrator who may change things, and the request that they sent.
+pub(crate) struct Operator(pub(crate) Caller);
 
 impl FromRequestParts<Arc<App>> for Operator {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        match administrator(parts, app)? {
-            (name, Role::Operator) => Ok(Self(name)),
-            (_, Role::Viewer) => Err(Problem::new(Code::Forbidden)),
-        }
+        let (name, Role::Operator) = administrator(parts, app)? else { return Err(Problem::new(Code::Forbidden)) };
+        let Peer(address) = Peer::from_request_parts(parts, app).await?;
+        let RequestId(request_id) = RequestId::from_request_parts(parts, app).await?;
+        Ok(Self(Caller { name, address, request_id }))
     }
 }
 
@@ -190,5 +190,17 @@ impl FromRequestParts<Arc<App>> for Peer {
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
         parts.extensions.get::<Self>().copied().ok_or_else(|| Problem::new(Code::Internal))
+    }
+}
+
+/// The id of the request, as in its answer and in the log.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(pub(crate) Arc<str>);
+
+impl FromRequestParts<Arc<App>> for RequestId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| Problem::new(Code::Internal))
     }
 }

@@ -6,11 +6,12 @@
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
 //! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
 //! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `operations`, `page`, `load_test`
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `operations`, `page`, `load_test`
 
 pub mod address;
 mod admin;
 pub mod app;
+mod audit;
 mod cors;
 pub mod credentials;
 mod extract;

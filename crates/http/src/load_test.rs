@@ -5,9 +5,12 @@ use std::sync::Arc;
 use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use stampede_core::UserId;
+use stampede_engine::{Action, Change, Outcome};
 use utoipa::ToSchema;
 
+use crate::admin::audited;
 use crate::app::App;
 use crate::extract::{Json, Operator};
 use crate::problem::Problem;
@@ -18,7 +21,7 @@ pub(crate) async fn noop() -> &'static str {
     "ok\n"
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TestBuyers {
     /// The number of the first; the same number is the same person every time.
@@ -44,7 +47,7 @@ pub(crate) struct TestSessionsAnswer {
     responses((status = 200, description = "In the order of their numbers", body = TestSessionsAnswer)))]
 pub(crate) async fn sessions(
     State(app): State<Arc<App>>,
-    _: Operator,
+    operator: Operator,
     Json(buyers): Json<TestBuyers>,
 ) -> Result<Answer<TestSessionsAnswer>, Problem> {
     if buyers.first > 10_000_000 {
@@ -53,7 +56,14 @@ pub(crate) async fn sessions(
     if !(1..=10_000).contains(&buyers.count) {
         return Err(Problem::invalid("count", "must be between 1 and 10000"));
     }
-    let sessions = app.engine.open_test_sessions(buyers.first, buyers.count).await?;
+    let TestBuyers { first, count } = buyers;
+    let action = Action::new("open_test_sessions", "test buyers".to_owned()).with_request(json!(buyers));
+    let work = move |app: Arc<App>| async move {
+        let sessions = app.engine.open_test_sessions(first, count).await?;
+        let opened = Change::new("sessions", Value::Null, sessions.len());
+        Ok(Outcome::done(sessions, vec![opened]))
+    };
+    let sessions = audited(app, operator, action, work).await?;
     let sessions = sessions.into_iter().map(|(user_id, token)| TestSession { user_id, token }).collect();
     Ok(Answer(TestSessionsAnswer { sessions }))
 }

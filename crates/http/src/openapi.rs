@@ -20,7 +20,7 @@ use utoipa_swagger_ui::SwaggerUi;
 use crate::app::{App, Surface};
 use crate::figures::TimedLayer;
 use crate::problem;
-use crate::{admin, load_test, login, operations, orders, sales, shops};
+use crate::{admin, audit, load_test, login, operations, orders, sales, shops};
 
 /// Every route of a listener.
 pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<App>> {
@@ -48,7 +48,7 @@ pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<Ap
     if surface != Surface::Buyers {
         all.extend([
             routes!(operations::metrics),
-            routes!(admin::audit),
+            routes!(audit::log),
             routes!(shops::create),
             routes!(shops::edit),
             routes!(shops::all_vouchers),

@@ -30,7 +30,7 @@ use tower::Service as _;
 use tracing::{Instrument as _, Level, Span};
 
 use crate::app::{App, Surface};
-use crate::extract::{Buyer, Peer};
+use crate::extract::{Buyer, Peer, RequestId};
 use crate::patient::Patient;
 use crate::problem::{Language, Problem, render};
 use crate::{address, cors, orders};
@@ -192,9 +192,10 @@ struct Edge {
 
 impl Edge {
     /// What everything but buying goes through.
-    async fn route(&mut self, request: Request<Incoming>, client: IpAddr) -> Response {
+    async fn route(&mut self, request: Request<Incoming>, client: IpAddr, id: &str) -> Response {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(client));
+        request.extensions_mut().insert(RequestId(id.into()));
         match timeout(self.config.answer_within, self.router.call(request)).await {
             Ok(Ok(response)) => response,
             Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
@@ -245,7 +246,7 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     let response = match (preflight, sale) {
         (Some(response), _) => response,
         (None, Some(sale)) => edge.sell(request, sale, &id).instrument(span.clone()).await,
-        (None, None) => edge.route(request, client).instrument(span.clone()).await,
+        (None, None) => edge.route(request, client, &id).instrument(span.clone()).await,
     };
     let mut response = render(response, language);
     let headers = response.headers_mut();

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use stampede_core::ports::ShopFilter;
 use stampede_core::{NewShop, NewVoucher, Shop, ShopId, ShopTypeId, Voucher, VoucherId, VoucherKind};
+use stampede_engine::{Action, Outcome};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::admin::{Created, audited, created};
@@ -157,9 +159,12 @@ pub(crate) async fn create(
     operator: Operator,
     Json(new): Json<NewShop>,
 ) -> Result<Created<ShopAnswer>, Problem> {
-    let target = format!("type {}: {}", new.type_id, shown(&new.name));
-    let work = move |app: Arc<App>| async move { app.engine.create_shop(new).await };
-    Ok(created(audited(app, operator, "create_shop", target, work).await?.into()))
+    let action = Action::new("create_shop", format!("shop type {}", new.type_id)).with_request(json!(new));
+    let work = move |app: Arc<App>| async move {
+        let shop = app.engine.create_shop(new).await?;
+        Ok(Outcome::made(shop.clone(), &shop))
+    };
+    Ok(created(audited(app, operator, action, work).await?.into()))
 }
 
 /// Changes a shop.
@@ -170,9 +175,9 @@ pub(crate) async fn edit(
     Id(id): Id<ShopId>,
     Json(new): Json<NewShop>,
 ) -> Result<Answer<ShopAnswer>, Problem> {
-    let target = format!("shop {id}: {}", shown(&new.name));
+    let action = Action::new("edit_shop", format!("shop {id}")).with_request(json!(new));
     let work = move |app: Arc<App>| async move { app.engine.edit_shop(id, new).await };
-    Ok(Answer(audited(app, operator, "edit_shop", target, work).await?.into()))
+    Ok(Answer(audited(app, operator, action, work).await?.into()))
 }
 
 /// Makes a voucher.
@@ -182,9 +187,12 @@ pub(crate) async fn create_voucher(
     operator: Operator,
     Json(new): Json<NewVoucher>,
 ) -> Result<Created<VoucherAnswer>, Problem> {
-    let target = format!("shop {}: {}", new.shop_id, shown(&new.title));
-    let work = move |app: Arc<App>| async move { app.engine.create_voucher(new).await };
-    Ok(created(audited(app, operator, "create_voucher", target, work).await?.into()))
+    let action = Action::new("create_voucher", format!("shop {}", new.shop_id)).with_request(json!(new));
+    let work = move |app: Arc<App>| async move {
+        let voucher = app.engine.create_voucher(new).await?;
+        Ok(Outcome::made(voucher.clone(), &voucher))
+    };
+    Ok(created(audited(app, operator, action, work).await?.into()))
 }
 
 /// Changes a voucher.
@@ -195,20 +203,20 @@ pub(crate) async fn edit_voucher(
     Id(id): Id<VoucherId>,
     Json(new): Json<NewVoucher>,
 ) -> Result<Answer<VoucherAnswer>, Problem> {
-    let target = format!("voucher {id}: {}", shown(&new.title));
+    let action = Action::new("edit_voucher", format!("voucher {id}")).with_request(json!(new));
     let work = move |app: Arc<App>| async move { app.engine.edit_voucher(id, new).await };
-    Ok(Answer(audited(app, operator, "edit_voucher", target, work).await?.into()))
+    Ok(Answer(audited(app, operator, action, work).await?.into()))
 }
 
 async fn set_shelf(
     app: Arc<App>,
     operator: Operator,
-    action: &'static str,
+    name: &'static str,
     id: VoucherId,
     on_shelf: bool,
 ) -> Result<Answer<VoucherAnswer>, Problem> {
     let work = move |app: Arc<App>| async move { app.engine.shelve(id, on_shelf).await };
-    Ok(Answer(audited(app, operator, action, format!("voucher {id}"), work).await?.into()))
+    Ok(Answer(audited(app, operator, Action::new(name, format!("voucher {id}")), work).await?.into()))
 }
 
 /// Puts a voucher on the shelf.
@@ -229,9 +237,4 @@ pub(crate) async fn unshelve(
     Id(id): Id<VoucherId>,
 ) -> Result<Answer<VoucherAnswer>, Problem> {
     set_shelf(app, operator, "unshelve", id, false).await
-}
-
-/// As much of a text as the record needs, before it was checked.
-fn shown(text: &str) -> String {
-    text.chars().filter(|letter| !letter.is_control()).take(100).collect()
 }

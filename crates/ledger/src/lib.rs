@@ -43,6 +43,11 @@ pub enum OpenError {
          them, or a new database"
     )]
     OtherVersion(i64),
+    #[error(
+        "cannot create the triggers that protect the audit log; run `stampede migrate` once with an account that may create \
+         triggers, or set log_bin_trust_function_creators = 1 on the server"
+    )]
+    Triggers(#[source] sqlx::Error),
     #[error("the database does not promise durability: {0}")]
     NotDurable(String),
 }

@@ -57,30 +57,112 @@ async fn a_viewer_changes_nothing_and_every_change_is_on_record() {
     for (path, body) in &changes[1..] {
         client.post(&format!("/admin/v1/{path}"), SECOND, body).await.unwrap();
     }
-    let log = client.get("/admin/v1/audit?limit=8", VIEWER).await.unwrap().json();
-    let line = |entry: &Value| {
-        let text = |member: &str| entry[member].as_str().unwrap().to_owned();
-        format!("{} {} {}", text("actor"), text("action"), text("outcome"))
+    let log = client.get("/admin/v1/audit?limit=4", VIEWER).await.unwrap().json();
+    let line = |action: &Value| {
+        let text = |member: &str| action[member].as_str().unwrap().to_owned();
+        format!("{} {} {}: {}", text("actor"), text("action"), text("target"), text("outcome"))
     };
-    let mut lines: Vec<String> = log["entries"].as_array().unwrap().iter().map(line).collect();
-    lines.reverse();
+    let lines: Vec<String> = log["actions"].as_array().unwrap().iter().map(line).collect();
     assert_eq!(
         lines,
         [
-            "omar pause asked",
-            "omar pause done",
-            "omar resume asked",
-            "omar resume done",
-            "omar end asked",
-            "omar end done",
-            "omar top_up asked",
-            "omar top_up illegal_step",
+            format!("omar top_up sale {sale}: illegal_step"),
+            format!("omar end sale {sale}: done"),
+            format!("omar resume sale {sale}: done"),
+            format!("omar pause sale {sale}: done"),
         ]
     );
-    let oldest = log["entries"][7]["id"].as_str().unwrap();
-    let before = client.get(&format!("/admin/v1/audit?before={oldest}&limit=1"), TOKEN).await.unwrap().json();
-    assert_eq!(line(&before["entries"][0]), "admin create_sale done");
+    let next = log["next"].as_str().unwrap();
+    let before = client.get(&format!("/admin/v1/audit?before={next}&limit=1"), TOKEN).await.unwrap().json();
+    let created = &before["actions"][0];
+    assert_eq!((&created["action"], &created["made"]), (&json!("create_sale"), &json!(format!("sale {sale}"))));
     assert!(!log.to_string().contains(SECOND) && !log.to_string().contains(VIEWER));
+    assert!(shop.stop().success());
+}
+
+/// What a person needs who must find out in the night who has changed what.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_records_tell_who_changed_what_from_what_to_what() {
+    let folder = folder();
+    let mut command = command(&folder);
+    command.arg("--config").arg(settings(folder.path())).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+    let shop = Shop::run(command);
+    let sale = shop.put_up(3).await;
+    let mut client = shop.client().await;
+    let voucher = client.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().text("voucher_id");
+    let audit = async |query: &str| {
+        let log = shop.client().await.get(&format!("/admin/v1/audit?{query}"), VIEWER).await.unwrap();
+        assert_eq!(log.status, 200, "{log:?}");
+        log.json()["actions"].as_array().unwrap().clone()
+    };
+    let of_sale = format!("target=sale%20{sale}");
+
+    // The sale by the name of what was made.
+    let made = audit(&of_sale).await.remove(0);
+    assert_eq!(made["target"], format!("voucher {voucher}"));
+    assert_eq!((&made["outcome"], &made["made"]), (&json!("done"), &json!(format!("sale {sale}"))));
+    assert_eq!(made["request"]["stock"], 3);
+    assert!(made["changes"].as_array().unwrap().contains(&json!({ "field": "total", "from": null, "to": 3 })));
+
+    // An edit of a voucher: only what has changed, from what to what; who, from where, by which request.
+    let old = client.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().json();
+    let shop_id =
+        audit(&format!("target=voucher%20{voucher}")).await.pop().unwrap()["target"].as_str().unwrap()[5..].to_owned();
+    let body = json!({
+        "shop_id": shop_id, "kind": "flash_sale", "title": "Noodles", "price_cents": 150, "worth_cents": old["worth_cents"],
+    });
+    let request =
+        Request::builder().method(Method::PUT).uri(format!("/admin/v1/vouchers/{voucher}")).header("host", "x");
+    let request = request.header("content-type", "application/json").header("x-forwarded-for", "203.0.113.9");
+    let request = request.header("authorization", format!("Bearer {SECOND}")).body(body.to_string().into()).unwrap();
+    let edited = client.send(request).await.unwrap();
+    assert_eq!(edited.status, 200, "{edited:?}");
+    let record = audit(&format!("target=voucher%20{voucher}&limit=1")).await.remove(0);
+    assert_eq!((&record["actor"], &record["address"]), (&json!("omar"), &json!("203.0.113.9")));
+    assert_eq!(record["request_id"], edited.header("x-request-id"));
+    assert_eq!(
+        record["changes"],
+        json!([
+            { "field": "title", "from": "Test", "to": "Noodles" },
+            { "field": "price_cents", "from": 100, "to": 150 },
+        ])
+    );
+    assert!(record["asked_at"].as_str().unwrap() <= record["finished_at"].as_str().unwrap());
+
+    let pause = format!("sales/{sale}/pause");
+    let top_up = (format!("sales/{sale}/top-ups"), json!({ "add": 4, "request_id": "r" }));
+    let too_much = (top_up.0.clone(), json!({ "add": 10_000_000, "request_id": "s" }));
+    let steps = [(&pause, &Value::Null), (&pause, &Value::Null), (&top_up.0, &top_up.1), (&top_up.0, &top_up.1)];
+    for (path, body) in steps.into_iter().chain([(&too_much.0, &too_much.1)]) {
+        shop.admin(path, body).await;
+    }
+    let log = audit(&format!("{of_sale}&limit=5")).await;
+    let told: Vec<_> = log.iter().rev().map(|one| (&one["outcome"], one["changes"].clone())).collect();
+    let status = json!([{ "field": "status", "from": "on_sale", "to": "paused" }]);
+    let total = json!([{ "field": "total", "from": 3, "to": 7 }]);
+    let [done, unchanged, refused] = [json!("done"), json!("unchanged"), json!("illegal_step")];
+    let none = json!([]);
+    assert_eq!(
+        told,
+        [(&done, status), (&unchanged, none.clone()), (&done, total), (&unchanged, none.clone()), (&refused, none)]
+    );
+    assert_eq!(log[2]["request"], top_up.1);
+
+    // A body that is not valid is asked for, and refused with its reason.
+    let bad = json!({ "type_id": "1", "name": "", "address": "x" });
+    shop.admin("shops", &bad).await;
+    let record = audit("limit=1").await.remove(0);
+    assert_eq!((&record["outcome"], &record["request"]["name"]), (&json!("invalid_request"), &json!("")));
+    assert!(record["error"].as_str().unwrap().contains("name"), "{record}");
+
+    // Test sessions, too.
+    assert_eq!(shop.admin("load-test/sessions", &json!({ "first": 5, "count": 7 })).await.status, 200);
+    let record = audit("limit=1").await.remove(0);
+    assert_eq!(
+        (&record["action"], &record["request"]),
+        (&json!("open_test_sessions"), &json!({ "first": 5, "count": 7 }))
+    );
+    assert_eq!(record["changes"], json!([{ "field": "sessions", "from": null, "to": 7 }]));
     assert!(shop.stop().success());
 }
 

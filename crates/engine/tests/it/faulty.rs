@@ -110,11 +110,11 @@ impl Ledger for Faulty {
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
         self.inner.return_worker(holder, worker, unused_from).await
     }
-    async fn audit(&self, entry: &AuditEntry) -> Result<()> {
-        self.inner.audit(entry).await
+    async fn audit(&self, row: &AuditRow) -> Result<()> {
+        self.inner.audit(row).await
     }
-    async fn audit_log(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>> {
-        self.inner.audit_log(before, limit).await
+    async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {
+        self.inner.audit_log(filter).await
     }
     async fn has_other_workers(&self, holder: &str) -> Result<bool> {
         self.inner.has_other_workers(holder).await

@@ -1,5 +1,7 @@
 //! MySQL and MariaDB: InnoDB, READ COMMITTED, strict, the log flushed at each commit.
 
+mod audit_triggers;
+
 use std::str::FromStr as _;
 use std::time::Duration;
 
@@ -63,7 +65,8 @@ async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
     connection.close_on_drop();
     let mut migrator = migrator(&MIGRATIONS);
     migrator.set_locking(false);
-    Ok(migrator.run(pool).await?)
+    migrator.run(pool).await?;
+    audit_triggers::create(pool).await
 }
 
 /// A log that is flushed once a second would break the promise behind every 201.

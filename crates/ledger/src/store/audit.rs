@@ -1,33 +1,59 @@
-//! What administrators did. Rows are only ever added.
+//! What administrators did. Rows are only ever added; the database refuses anything else.
 
 use stampede_core::Timestamp;
-use stampede_core::ports::{AuditEntry, Result};
+use stampede_core::ports::{AuditFilter, AuditRow, Result};
 
-use super::Store;
+use super::{Store, list};
 use crate::db::{Row, args};
 
+const COLUMNS: &str = "id, action_id, at, actor, address, request_id, action, target, outcome, detail";
+
+fn read(row: &Row) -> Result<AuditRow> {
+    Ok(AuditRow {
+        id: row.int(0)?,
+        action_id: row.int(1)?,
+        at: Timestamp::from_ms(row.int(2)?),
+        actor: row.text(3)?,
+        address: row.text(4)?,
+        request_id: row.text(5)?,
+        action: row.text(6)?,
+        target: row.text(7)?,
+        outcome: row.text(8)?,
+        detail: row.text(9)?,
+    })
+}
+
 impl Store {
-    pub(super) async fn append_audit(&self, entry: &AuditEntry) -> Result<()> {
-        let AuditEntry { id, at, actor, action, target, outcome } = entry;
-        let insert = "INSERT INTO audit (id, at, actor, action, target, outcome) VALUES (?, ?, ?, ?, ?, ?)";
-        // The same entry again changes nothing: an insert that was not answered may be made again.
-        let sql = format!("{insert}{}", self.db.dialect().or_leave("id"));
-        let texts = [actor.as_str(), action.as_str(), target.as_str(), outcome.as_str()];
-        self.db.execute(&sql, args![*id, at.ms(), texts[0], texts[1], texts[2], texts[3]]).await
+    pub(super) async fn append_audit(&self, row: &AuditRow) -> Result<()> {
+        let AuditRow { id, action_id, at, actor, address, request_id, action, target, outcome, detail } = row;
+        let insert = format!("INSERT INTO audit ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+        let [actor, address, request_id] = [actor.as_str(), address.as_str(), request_id.as_str()];
+        let [action, target, outcome, detail] = [action.as_str(), target.as_str(), outcome.as_str(), detail.as_str()];
+        let values = args![*id, *action_id, at.ms(), actor, address, request_id, action, target, outcome, detail];
+        let mut tx = self.db.begin().await?;
+        // An insert that was not answered may be made again: the row that is there stays. No ON DUPLICATE KEY UPDATE, because on
+        // MySQL that counts as an UPDATE, which a trigger refuses.
+        if tx.insert_new(&insert, values).await? { tx.commit().await } else { tx.roll_back().await }
     }
 
-    pub(super) async fn read_audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>> {
-        let sql = "SELECT id, at, actor, action, target, outcome FROM audit WHERE id < ? ORDER BY id DESC LIMIT ?";
-        let read = |row: &Row| {
-            Ok(AuditEntry {
-                id: row.int(0)?,
-                at: Timestamp::from_ms(row.int(1)?),
-                actor: row.text(2)?,
-                action: row.text(3)?,
-                target: row.text(4)?,
-                outcome: row.text(5)?,
-            })
+    pub(super) async fn read_audit(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {
+        let AuditFilter { target, before, limit } = filter;
+        let before = before.unwrap_or(i64::MAX);
+        let newest = |condition: &str| {
+            format!(
+                "SELECT DISTINCT action_id FROM audit WHERE action_id < ?{condition} ORDER BY action_id DESC LIMIT ?"
+            )
         };
-        self.db.rows(sql, args![before.unwrap_or(i64::MAX), limit]).await?.iter().map(read).collect()
+        let actions = match target {
+            None => self.db.rows(&newest(""), args![before, limit]).await?,
+            Some(target) => self.db.rows(&newest(" AND target = ?"), args![before, target, limit]).await?,
+        };
+        let actions = actions.iter().map(|row| row.int(0)).collect::<Result<Vec<_>>>()?;
+        if actions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let actions = list(actions.into_iter());
+        let rows = format!("SELECT {COLUMNS} FROM audit WHERE action_id IN ({actions}) ORDER BY action_id DESC, id");
+        self.db.rows(&rows, &[]).await?.iter().map(read).collect()
     }
 }

@@ -7,7 +7,7 @@ use stampede_core::ports::{Catalogue, Created, LedgerError, Replaced, Result, Sh
 use stampede_core::{Money, Shop, ShopId, ShopType, ShopTypeId, Voucher, VoucherId, VoucherKind};
 
 use super::{Store, again, unreadable};
-use crate::db::{Arg, Row, args};
+use crate::db::{Arg, Row, Tx, args};
 
 const SHOPS: &str = "SELECT id, type_id, name, address FROM shop WHERE";
 const VOUCHERS: &str =
@@ -67,7 +67,7 @@ impl Store {
         Ok(Created::Done)
     }
 
-    async fn replace_shop(&self, shop: &Shop) -> Result<Replaced> {
+    async fn replace_shop(&self, shop: &Shop) -> Result<Replaced<Shop>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
         let parent = tx.row(&format!("SELECT id FROM shop_type WHERE id = ?{lock}"), args![shop.type_id.get()]).await?;
@@ -75,41 +75,48 @@ impl Store {
         let done = match (held, parent) {
             (None, _) => Replaced::NoSuch,
             (_, None) => Replaced::NoParent,
-            _ => {
+            (Some(held), Some(_)) => {
                 let update = "UPDATE shop SET type_id = ?, name = ?, address = ? WHERE id = ?";
                 let (name, address) = (shop.name.as_str(), shop.address.as_str());
                 tx.execute(update, args![shop.type_id.get(), name, address, shop.id.get()]).await?;
-                Replaced::Done
+                Replaced::Done(read_shop(&held)?)
             }
         };
         tx.commit().await?;
         Ok(done)
     }
 
-    async fn set_shelf(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced> {
+    /// The voucher as it is now, its row locked until the transaction ends.
+    async fn locked_voucher(&self, tx: &mut Tx, id: VoucherId) -> Result<Option<Voucher>> {
         let lock = self.db.dialect().for_update();
-        let mut tx = self.db.begin().await?;
-        let held = tx.row(&format!("SELECT id FROM voucher WHERE id = ?{lock}"), args![id.get()]).await?;
-        tx.execute("UPDATE voucher SET on_shelf = ? WHERE id = ?", args![i64::from(on_shelf), id.get()]).await?;
-        tx.commit().await?;
-        Ok(if held.is_some() { Replaced::Done } else { Replaced::NoSuch })
+        let row = tx.row(&format!("{VOUCHERS} id = ?{lock}"), args![id.get()]).await?;
+        row.as_ref().map(read_voucher).transpose()
     }
 
-    async fn replace_voucher(&self, voucher: &Voucher) -> Result<Replaced> {
-        let lock = self.db.dialect().for_update();
+    async fn set_shelf(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced<Voucher>> {
         let mut tx = self.db.begin().await?;
-        let id = voucher.id.get();
-        if tx.row(&format!("SELECT id FROM voucher WHERE id = ?{lock}"), args![id]).await?.is_none() {
+        let Some(held) = self.locked_voucher(&mut tx, id).await? else {
             tx.roll_back().await?;
             return Ok(Replaced::NoSuch);
-        }
+        };
+        tx.execute("UPDATE voucher SET on_shelf = ? WHERE id = ?", args![i64::from(on_shelf), id.get()]).await?;
+        tx.commit().await?;
+        Ok(Replaced::Done(held))
+    }
+
+    async fn replace_voucher(&self, voucher: &Voucher) -> Result<Replaced<Voucher>> {
+        let mut tx = self.db.begin().await?;
+        let Some(held) = self.locked_voucher(&mut tx, voucher.id).await? else {
+            tx.roll_back().await?;
+            return Ok(Replaced::NoSuch);
+        };
         let update =
             "UPDATE voucher SET title = ?, subtitle = ?, rules = ?, price_cents = ?, worth_cents = ? WHERE id = ?";
         let (title, subtitle, rules) = (voucher.title.as_str(), voucher.subtitle.as_str(), voucher.rules.as_str());
         let (price, worth) = (voucher.price.cents(), voucher.worth.cents());
-        tx.execute(update, args![title, subtitle, rules, price, worth, id]).await?;
+        tx.execute(update, args![title, subtitle, rules, price, worth, voucher.id.get()]).await?;
         tx.commit().await?;
-        Ok(Replaced::Done)
+        Ok(Replaced::Done(held))
     }
 }
 
@@ -129,7 +136,7 @@ impl Catalogue for Store {
         again!(self.create("shop_type", shop.type_id.get(), insert, values))
     }
 
-    async fn edit_shop(&self, shop: &Shop) -> Result<Replaced> {
+    async fn edit_shop(&self, shop: &Shop) -> Result<Replaced<Shop>> {
         again!(self.replace_shop(shop))
     }
 
@@ -174,11 +181,11 @@ impl Catalogue for Store {
         again!(self.create("shop", voucher.shop.get(), insert, values))
     }
 
-    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced> {
+    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced<Voucher>> {
         again!(self.set_shelf(id, on_shelf))
     }
 
-    async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced> {
+    async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced<Voucher>> {
         again!(self.replace_voucher(voucher))
     }
 

@@ -22,8 +22,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditEntry, Created, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow, Owed, Recorded, Result,
-    SaleDraft, Stepped,
+    Admitted, AuditFilter, AuditRow, Created, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow, Owed, Recorded,
+    Result, SaleDraft, Stepped,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -151,12 +151,12 @@ impl Ledger for Store {
         again!(self.end_lease(holder, worker, unused_from))
     }
 
-    async fn audit(&self, entry: &AuditEntry) -> Result<()> {
-        again!(self.append_audit(entry))
+    async fn audit(&self, row: &AuditRow) -> Result<()> {
+        again!(self.append_audit(row))
     }
 
-    async fn audit_log(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>> {
-        self.read_audit(before, limit).await
+    async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {
+        self.read_audit(filter).await
     }
 
     async fn has_other_workers(&self, holder: &str) -> Result<bool> {

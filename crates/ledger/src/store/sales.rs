@@ -137,13 +137,12 @@ impl Store {
             None => Edited::NoSuchSale,
             Some(sale) if sale.status == status => Edited::Repeated(sale),
             Some(sale) if !sale.status.may_become(status) => Edited::Illegal(sale.status),
-            Some(mut sale) => {
-                sale.status = status;
-                sale.ver += 1;
+            Some(before) => {
+                let after = Sale { status, ver: before.ver + 1, ..before.clone() };
                 let update = "UPDATE sale SET status = ?, ver = ? WHERE id = ?";
-                tx.execute(update, args![status.as_str(), sale.ver, id.get()]).await?;
+                tx.execute(update, args![status.as_str(), after.ver, id.get()]).await?;
                 tx.commit().await?;
-                return Ok(Edited::Done(sale));
+                return Ok(Edited::Done { before, after });
             }
         };
         tx.roll_back().await?;
@@ -163,10 +162,9 @@ impl Store {
             (Some(sale), None) if sale.status == SaleStatus::Ended || add > shop::MAX_STOCK - sale.total => {
                 Edited::Illegal(sale.status)
             }
-            (Some(mut sale), None) => {
-                sale.total += add;
-                sale.cap = sale.total;
-                sale.ver += 1;
+            (Some(before), None) => {
+                let total = before.total + add;
+                let after = Sale { total, cap: total, ver: before.ver + 1, ..before.clone() };
                 let insert = "INSERT INTO top_up (request_id, sale_id, added, at) VALUES (?, ?, ?, ?)";
                 if !tx.insert_new(insert, args![request_id, id.get(), add, now.ms()]).await? {
                     // Another sale was given the same request at this very moment.
@@ -174,9 +172,9 @@ impl Store {
                     return Ok(Edited::RequestIdReused);
                 }
                 let update = "UPDATE sale SET total = ?, cap = ?, ver = ? WHERE id = ?";
-                tx.execute(update, args![sale.total, sale.cap, sale.ver, id.get()]).await?;
+                tx.execute(update, args![after.total, after.cap, after.ver, id.get()]).await?;
                 tx.commit().await?;
-                return Ok(Edited::Done(sale));
+                return Ok(Edited::Done { before, after });
             }
         };
         tx.roll_back().await?;

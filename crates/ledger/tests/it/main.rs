@@ -1,5 +1,6 @@
 //! One conformance suite over every database there is.
 
+mod audit;
 mod conformance;
 mod servers;
 mod sqlite;

@@ -90,9 +90,10 @@ macro_rules! deadlocks {
 }
 
 macro_rules! on {
-    ($module:ident, $server:ident, $connection:ty, $patient:expr, $waits:expr) => {
+    ($module:ident, $server:ident, $connection:ty, $patient:expr, $waits:expr, $refused:expr) => {
         mod $module {
             use super::*;
+            use crate::audit::{REFUSED, cannot_be_changed};
             use crate::conformance::suite;
 
             fn url() -> String {
@@ -109,6 +110,14 @@ macro_rules! on {
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn a_recording_that_loses_a_deadlock_is_done_again() {
                 deadlocks!($connection, url(), $patient, $waits);
+            }
+
+            #[tokio::test]
+            async fn the_audit_log_cannot_be_changed() {
+                let fresh = Fresh::new(url()).await;
+                let stores = &fresh.stores;
+                cannot_be_changed!($connection, stores, &fresh.url, refused: REFUSED, ignored: &[] as &[&str]);
+                cannot_be_changed!($connection, stores, &fresh.url, refused: $refused, ignored: &[] as &[&str]);
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -130,12 +139,14 @@ on!(
     sqlx::MySqlConnection,
     "SET SESSION innodb_lock_wait_timeout = 50",
     "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_mysql_thread_id IN
-         (SELECT id FROM information_schema.processlist WHERE db = DATABASE())"
+         (SELECT id FROM information_schema.processlist WHERE db = DATABASE())",
+    &[crate::audit::REPLACE]
 );
 on!(
     postgres,
     POSTGRES,
     sqlx::PgConnection,
     "SET deadlock_timeout = '20s'",
-    "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+    &["TRUNCATE audit"]
 );

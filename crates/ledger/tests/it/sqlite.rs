@@ -2,6 +2,7 @@
 
 use stampede_ledger::{Database, Stores, open};
 
+use crate::audit::{REFUSED, REPLACE, cannot_be_changed};
 use crate::conformance::{self, suite};
 
 /// A database in a folder of its own, not on tmpfs.
@@ -32,6 +33,13 @@ async fn opened_again_it_holds_what_it_held() {
     let before = fresh.stores.ledger.load(sale).await.unwrap();
     let again = reopen(&fresh.folder).await;
     assert_eq!(again.ledger.load(sale).await.unwrap(), before);
+}
+
+#[tokio::test]
+async fn the_audit_log_cannot_be_changed() {
+    let fresh = Fresh::new().await;
+    let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
+    cannot_be_changed!(sqlx::SqliteConnection, &fresh.stores, &url, refused: REFUSED, ignored: &[REPLACE]);
 }
 
 #[test]

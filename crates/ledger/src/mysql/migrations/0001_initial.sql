@@ -147,13 +147,23 @@ CREATE INDEX session_by_expiry ON session (expires_at);
 
 CREATE INDEX session_by_user ON session (user_id);
 
--- Every change by an administrator, before it is made ("asked") and after (its outcome). Rows are only ever added.
+-- Every change by an administrator: a row `asked` before it is made, and a row with its outcome after it. Both have the same
+-- action_id: the id of the row `asked`. detail is JSON: what was asked for, or what was changed from what to what.
 
 CREATE TABLE audit (
-    id      BIGINT PRIMARY KEY,
-    at      BIGINT NOT NULL,
-    actor   VARCHAR(512) NOT NULL,
-    action  VARCHAR(512) NOT NULL,
-    target  VARCHAR(512) NOT NULL,
-    outcome VARCHAR(512) NOT NULL
+    id         BIGINT PRIMARY KEY,
+    action_id  BIGINT NOT NULL,
+    at         BIGINT NOT NULL,
+    actor      VARCHAR(512) NOT NULL,
+    address    VARCHAR(64) NOT NULL,
+    request_id VARCHAR(64) NOT NULL,
+    action     VARCHAR(64) NOT NULL,
+    target     VARCHAR(128) NOT NULL,
+    outcome    VARCHAR(64) NOT NULL,
+    detail     TEXT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+CREATE INDEX audit_action ON audit (action_id);
+CREATE INDEX audit_target ON audit (target, action_id);
+
+-- Rows are only ever added: audit_triggers.rs makes the triggers that refuse UPDATE and DELETE, because a server with a binary log
+-- lets only some accounts create triggers, and a migration that fails halfway cannot be run again.

@@ -143,13 +143,28 @@ CREATE INDEX session_by_expiry ON session (expires_at);
 
 CREATE INDEX session_by_user ON session (user_id);
 
--- Every change by an administrator, before it is made ("asked") and after (its outcome). Rows are only ever added.
+-- Every change by an administrator: a row `asked` before it is made, and a row with its outcome after it. Both have the same
+-- action_id: the id of the row `asked`. detail is JSON: what was asked for, or what was changed from what to what.
 
 CREATE TABLE audit (
-    id      BIGINT PRIMARY KEY,
-    at      BIGINT NOT NULL,
-    actor   TEXT NOT NULL,
-    action  TEXT NOT NULL,
-    target  TEXT NOT NULL,
-    outcome TEXT NOT NULL
+    id         BIGINT PRIMARY KEY,
+    action_id  BIGINT NOT NULL,
+    at         BIGINT NOT NULL,
+    actor      TEXT NOT NULL,
+    address    TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    action     TEXT NOT NULL,
+    target     TEXT NOT NULL,
+    outcome    TEXT NOT NULL,
+    detail     TEXT NOT NULL
 );
+CREATE INDEX audit_action ON audit (action_id);
+CREATE INDEX audit_target ON audit (target, action_id);
+
+-- Rows are only ever added.
+CREATE FUNCTION audit_is_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the audit log cannot be changed';
+END $$;
+CREATE TRIGGER audit_no_change BEFORE UPDATE OR DELETE OR TRUNCATE ON audit
+    FOR EACH STATEMENT EXECUTE FUNCTION audit_is_append_only();

@@ -144,13 +144,28 @@ CREATE INDEX session_by_expiry ON session (expires_at);
 
 CREATE INDEX session_by_user ON session (user_id);
 
--- Every change by an administrator, before it is made ("asked") and after (its outcome). Rows are only ever added.
+-- Every change by an administrator: a row `asked` before it is made, and a row with its outcome after it. Both have the same
+-- action_id: the id of the row `asked`. detail is JSON: what was asked for, or what was changed from what to what.
 
 CREATE TABLE audit (
-    id      INTEGER PRIMARY KEY,
-    at      INTEGER NOT NULL,
-    actor   TEXT NOT NULL,
-    action  TEXT NOT NULL,
-    target  TEXT NOT NULL,
-    outcome TEXT NOT NULL
+    id         INTEGER PRIMARY KEY,
+    action_id  INTEGER NOT NULL,
+    at         INTEGER NOT NULL,
+    actor      TEXT NOT NULL,
+    address    TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    action     TEXT NOT NULL,
+    target     TEXT NOT NULL,
+    outcome    TEXT NOT NULL,
+    detail     TEXT NOT NULL
 ) STRICT;
+CREATE INDEX audit_action ON audit (action_id);
+CREATE INDEX audit_target ON audit (target, action_id);
+
+-- Rows are only ever added. A row with an id that is taken is left out, also by INSERT OR REPLACE, which fires no DELETE trigger.
+CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit log cannot be changed'); END;
+CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit log cannot be changed'); END;
+CREATE TRIGGER audit_no_replace BEFORE INSERT ON audit WHEN EXISTS (SELECT 1 FROM audit WHERE id = NEW.id)
+BEGIN SELECT RAISE(IGNORE); END;

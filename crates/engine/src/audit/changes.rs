@@ -1,0 +1,81 @@
+//! What administrators make and edit, field by field, so that the audit log can tell what was changed from what to what.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use stampede_core::{Sale, Shop, Voucher};
+
+/// One value that an action has changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    pub field: String,
+    /// Null in what was made.
+    pub from: Value,
+    pub to: Value,
+}
+
+impl Change {
+    pub fn new(field: &str, from: impl Into<Value>, to: impl Into<Value>) -> Self {
+        Self { field: field.to_owned(), from: from.into(), to: to.into() }
+    }
+}
+
+/// Something that administrators make and edit, under the names that the API gives to its fields.
+pub trait Recorded {
+    /// Such as `sale 12`.
+    fn name(&self) -> String;
+    /// The same fields in the same order every time.
+    fn fields(&self) -> Vec<(&'static str, Value)>;
+}
+
+impl Recorded for Shop {
+    fn name(&self) -> String {
+        format!("shop {}", self.id)
+    }
+
+    fn fields(&self) -> Vec<(&'static str, Value)> {
+        let Self { id: _, type_id, name, address } = self;
+        vec![
+            ("type_id", type_id.to_string().into()),
+            ("name", name.as_str().into()),
+            ("address", address.as_str().into()),
+        ]
+    }
+}
+
+impl Recorded for Voucher {
+    fn name(&self) -> String {
+        format!("voucher {}", self.id)
+    }
+
+    fn fields(&self) -> Vec<(&'static str, Value)> {
+        let Self { id: _, shop, kind, title, subtitle, rules, price, worth, on_shelf } = self;
+        vec![
+            ("shop_id", shop.to_string().into()),
+            ("kind", kind.as_str().into()),
+            ("title", title.as_str().into()),
+            ("subtitle", subtitle.as_str().into()),
+            ("rules", rules.as_str().into()),
+            ("price_cents", price.cents().into()),
+            ("worth_cents", worth.cents().into()),
+            ("on_shelf", (*on_shelf).into()),
+        ]
+    }
+}
+
+impl Recorded for Sale {
+    fn name(&self) -> String {
+        format!("sale {}", self.id)
+    }
+
+    /// What administrators decide; the rest follows from orders.
+    fn fields(&self) -> Vec<(&'static str, Value)> {
+        vec![
+            ("voucher_id", self.voucher.to_string().into()),
+            ("price_cents", self.price.cents().into()),
+            ("begin", self.window.begin.to_string().into()),
+            ("end", self.window.end.to_string().into()),
+            ("status", self.status.as_str().into()),
+            ("total", self.total.into()),
+        ]
+    }
+}
