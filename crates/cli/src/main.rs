@@ -3,6 +3,7 @@
 //! - [`serve`]: the server; [`demo`] fills it with something to look at
 //! - [`sender`], [`webhook`]: bring login codes to phones
 //! - [`mod@bench`]: load that proves; [`check`]: the invariants
+//! - [`quarantine`]: orders that could not be recorded
 //! - [`migrate`]: brings the database's tables up to date
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
 //! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the token that `bench` and `check` send
@@ -17,6 +18,7 @@ mod cores;
 mod data_dir;
 mod demo;
 mod migrate;
+mod quarantine;
 mod sender;
 mod serve;
 mod settings;
@@ -58,6 +60,10 @@ enum Command {
     ///
     /// The exit code is 1 if one fails. What cannot be checked, such as the gate of a stopped system, is said to be so.
     Check(check::Check),
+    /// List, retry or discard orders that could not be recorded
+    ///
+    /// Such orders keep their stock until an operator acts. The command speaks to a running server.
+    Quarantine(quarantine::Quarantine),
     /// Show or check the settings
     Config(config::Config),
     /// Print completions for a shell
@@ -74,6 +80,7 @@ fn main() -> ExitCode {
         Command::Migrate(command) => command.run().map(success),
         Command::Bench(command) => command.run(),
         Command::Check(command) => command.run(),
+        Command::Quarantine(command) => command.run().map(success),
         Command::Config(command) => command.run().map(success),
         Command::Completions(command) => {
             command.run();

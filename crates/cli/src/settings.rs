@@ -167,6 +167,7 @@ pub struct Buy {
     max_batch: usize,
     queue_per_sale: usize,
     queue_total: usize,
+    quarantine_after_ms: u64,
     pub per_user: Limit,
 }
 
@@ -327,6 +328,7 @@ impl Settings {
                 max_batch: buy.max_batch,
                 queue_per_sale: buy.queue_per_sale,
                 queue_total: buy.queue_total,
+                quarantine_after: Duration::from_millis(buy.quarantine_after_ms),
             },
             people: PeopleConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),

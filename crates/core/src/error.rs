@@ -50,6 +50,8 @@ codes! {
     SaleExists = "sale_exists",
     /// The same request id came with another content.
     RequestIdReused = "request_id_reused",
+    /// The database still rejects a quarantined order.
+    NotRecordable = "not_recordable",
     /// A bound is reached: try again soon; nothing was done.
     Busy = "busy",
     /// A part we need does not answer; nothing was done.

@@ -88,16 +88,19 @@ pub enum RejectReason {
     SoldOut,
     /// The sale was rebuilt since the admission.
     Epoch,
+    /// An operator discarded it from quarantine.
+    Discarded,
 }
 
 impl RejectReason {
-    pub const ALL: [Self; 3] = [Self::AlreadyHas, Self::SoldOut, Self::Epoch];
+    pub const ALL: [Self; 4] = [Self::AlreadyHas, Self::SoldOut, Self::Epoch, Self::Discarded];
 
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::AlreadyHas => "already_has",
             Self::SoldOut => "sold_out",
             Self::Epoch => "epoch",
+            Self::Discarded => "discarded",
         }
     }
 

@@ -60,6 +60,31 @@ pub enum Recorded {
     Refused { reason: RejectReason, keep: Option<OrderId> },
     /// Another order has this id. It needs a new one, and a person should look.
     IdCollision,
+    /// It is in quarantine and has no row: an operator decides. It keeps its mark.
+    Quarantined,
+}
+
+/// An order that could not be recorded for a reason of its own. It keeps its mark, so its stock stays taken, until an operator
+/// retries or discards it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuarantinedOrder {
+    pub sale: SaleId,
+    pub epoch: Epoch,
+    pub admitted: Admitted,
+    /// What the database said.
+    pub error: String,
+    pub quarantined_at: Timestamp,
+}
+
+/// What became of discarding a quarantined order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discarded {
+    /// It is in the ledger as `rejected` now, and the release of its mark is [`Owed`].
+    Done,
+    /// It has a row already; only the quarantine entry is gone.
+    HadRow,
+    /// There is no such order in quarantine.
+    NoSuchOrder,
 }
 
 /// What became of a step that an order was asked to take.
@@ -68,6 +93,8 @@ pub enum Stepped {
     Done(Order),
     /// There is no such order of this user.
     NoSuchOrder,
+    /// The order took this step before; nothing was done again.
+    Repeated(Order),
     /// It cannot take this step from the status it has.
     Illegal(OrderStatus),
 }
@@ -176,8 +203,25 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// Records admitted orders of one sale, all in one transaction: one answer for each, in their order. Idempotent by order id.
     async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>>;
 
-    /// Puts an order aside that cannot be recorded for a reason of its own, so that a person can look at it.
-    async fn quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()>;
+    /// Puts an order that cannot be recorded for a reason of its own into quarantine. If the sale was rebuilt since its
+    /// admission, it becomes a `rejected` row instead; if it has a row by now, that row is the answer.
+    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<Recorded>;
+
+    /// The orders in quarantine, newest first, those below `before`.
+    async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>>;
+
+    async fn quarantined_order(&self, id: OrderId) -> Result<Option<QuarantinedOrder>>;
+
+    /// Records a quarantined order under the sale's present epoch and ends its quarantine, in one transaction. `None` if it is
+    /// not in quarantine. If it fails, the order stays in quarantine.
+    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<Recorded>>;
+
+    /// Rejects a quarantined order for good, unless it has a row.
+    async fn discard_quarantined(&self, id: OrderId) -> Result<Discarded>;
+
+    /// Copies orders of sales that ended before this moment into the index by user, at most `limit` of them. Returns whether
+    /// there is more to do.
+    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool>;
 
     /// Cancels the user's own unpaid order: the stock goes back, and the release of the mark becomes [`Owed`].
     async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped>;

@@ -20,7 +20,13 @@ const ORDERS: usize = 1_000_000;
 
 const CONFIG: Config = Config {
     shared_ledger: false,
-    solo: SoloConfig { answer_within: Duration::from_secs(5), max_batch: 512, queue_per_sale: 1000, queue_total: 1000 },
+    solo: SoloConfig {
+        answer_within: Duration::from_secs(5),
+        max_batch: 512,
+        queue_per_sale: 1000,
+        queue_total: 1000,
+        quarantine_after: Duration::from_secs(30),
+    },
     people: PeopleConfig {
         session_ttl: Duration::from_secs(60),
         session_memory: 100,

@@ -122,8 +122,9 @@ impl<Req: Send + Sync + 'static, Ans: Send + 'static> Batcher<Req, Ans> {
         }
     }
 
-    /// How many requests wait now.
-    pub fn waiting(&self) -> usize {
+    /// How many requests wait in the queue now.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
         self.queue.max_capacity() - self.queue.capacity()
     }
 

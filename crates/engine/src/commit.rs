@@ -1,24 +1,17 @@
-//! Behind the batcher of a sale: takes a batch of admitted orders into the ledger, and does not let go before it is known
-//! what became of each.
-//!
-//! A timeout is not a no: an unanswered or failed call is made again with the same ids, with growing pauses, for as long as it
-//! takes. Nothing is released on doubt. Meanwhile the queue fills to its bound and new buyers hear 503; when the ledger is
-//! back, everything that was admitted is settled. A batch that the ledger refuses for good is halved until the one bad
-//! order is alone; that one goes to quarantine and keeps its mark.
+//! Behind the batcher of a sale: takes a batch of admitted orders into the ledger (see `recording`), and brings the gate in line with
+//! what the ledger said.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
-use metrics::{Counter, Histogram, counter, histogram};
-use stampede_core::ports::{Admitted, Ledger, LedgerError, Recorded};
+use metrics::{Histogram, histogram};
+use stampede_core::ports::{Admitted, Ledger, Recorded};
 use stampede_core::{Epoch, SaleId, failpoint};
 use stampede_gate::MemoryGate;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::batcher::Backend;
+use crate::recording::Recording;
 
 /// An order on its way into the ledger.
 #[derive(Debug, Clone, Copy)]
@@ -29,14 +22,12 @@ pub struct Pending {
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settled {
-    Ledger(Recorded),
-    /// The ledger cannot hold it; a person must look.
-    Quarantined,
+pub enum CommitOutcome {
+    Known(Recorded),
+    /// It could not be recorded so far. It keeps its mark and is tried again beside the queue.
+    Undecided,
 }
 
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A sale that keeps being refused is read anew at most this often.
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
 
@@ -46,99 +37,82 @@ pub struct Commit {
     sale: SaleId,
     ledger: Arc<dyn Ledger>,
     gate: Arc<MemoryGate>,
+    recording: Recording,
     /// Held while orders of the sale are recorded, or the sale is read anew: never both.
-    recording: Arc<tokio::sync::Mutex<()>>,
+    busy: Arc<tokio::sync::Mutex<()>>,
     reloaded: Mutex<Option<Instant>>,
     batch_size: Histogram,
     batch_seconds: Histogram,
-    retries: Counter,
 }
 
 impl Commit {
-    pub fn new(sale: SaleId, ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>) -> Self {
+    pub(crate) fn new(sale: SaleId, ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>, recording: Recording) -> Self {
         Self {
             sale,
             ledger,
             gate,
-            recording: Arc::default(),
+            recording,
+            busy: Arc::default(),
             reloaded: Mutex::new(None),
             batch_size: histogram!("stampede_commit_batch_size"),
             batch_seconds: histogram!("stampede_commit_seconds"),
-            retries: counter!("stampede_commit_retries_total"),
         }
     }
 
-    /// Records orders of one epoch, however long it takes.
-    fn record<'a>(&'a self, epoch: Epoch, batch: &'a [Admitted]) -> BoxFuture<'a, Vec<Settled>> {
-        let recording = async move {
-            let mut pause = FIRST_PAUSE;
-            loop {
-                // A panic below us says as little about what happened as a lost connection does.
-                let call = AssertUnwindSafe(self.ledger.record(self.sale, epoch, batch)).catch_unwind().await;
-                let error = match call {
-                    Ok(Ok(recorded)) => return recorded.into_iter().map(Settled::Ledger).collect(),
-                    Ok(Err(LedgerError::Poison(error))) => return self.isolate(epoch, batch, &describe(&*error)).await,
-                    Ok(Err(error)) => describe(&error),
-                    Err(_) => "the ledger panicked".to_owned(),
-                };
-                self.retries.increment(1);
-                tracing::warn!(sale = %self.sale, orders = batch.len(), error, "cannot record yet; trying again");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-        };
-        recording.boxed()
+    /// Tries orders again that could not be recorded, from time to time; never returns.
+    pub(crate) async fn retry_suspects(&self) {
+        loop {
+            self.recording.suspects_due().await;
+            self.try_suspects().await;
+        }
     }
 
-    /// One bad order must not take others with it.
-    async fn isolate(&self, epoch: Epoch, batch: &[Admitted], error: &str) -> Vec<Settled> {
-        if let [admitted] = batch {
-            return vec![self.quarantine(*admitted, error).await];
+    async fn try_suspects(&self) {
+        let _held = self.busy.lock().await;
+        let (pending, outcomes): (Vec<_>, Vec<_>) = self.recording.try_suspects().await.into_iter().unzip();
+        let outcomes: Vec<_> = outcomes.into_iter().map(CommitOutcome::Known).collect();
+        if self.correct_gate(&pending, &outcomes) {
+            self.reload().await;
         }
-        let (first, second) = batch.split_at(batch.len() / 2);
-        let mut settled = self.record(epoch, first).await;
-        settled.extend(self.record(epoch, second).await);
-        settled
     }
 
-    async fn quarantine(&self, admitted: Admitted, error: &str) -> Settled {
-        tracing::error!(sale = %self.sale, order = %admitted.order, error, "an order cannot be recorded: quarantined");
-        let mut pause = FIRST_PAUSE;
-        while let Err(error) = self.ledger.quarantine(self.sale, admitted, error).await {
-            tracing::error!(order = %admitted.order, error = describe(&error), "cannot write the quarantine; trying again");
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-        Settled::Quarantined
+    /// The last try for what could not be recorded, when nothing more comes.
+    pub(crate) async fn close(&self) {
+        self.try_suspects().await;
+        self.recording.report_undecided();
     }
 
     /// Brings the gate in line with what the ledger said. Only now, after the rows are committed, is anything released.
-    fn correct_gate(&self, batch: &[Pending], settled: &[Settled]) -> bool {
-        let pairs = || batch.iter().map(|pending| pending.admitted).zip(settled);
-        let live = pairs().filter(|(_, settled)| {
-            matches!(settled, Settled::Ledger(Recorded::Recorded | Recorded::Already) | Settled::Quarantined)
-        });
+    fn correct_gate(&self, batch: &[Pending], outcomes: &[CommitOutcome]) -> bool {
+        let known = || {
+            batch.iter().zip(outcomes).filter_map(|(pending, outcome)| match outcome {
+                CommitOutcome::Known(recorded) => Some((pending.admitted, *recorded)),
+                CommitOutcome::Undecided => None,
+            })
+        };
+        let holds = |recorded| matches!(recorded, Recorded::Recorded | Recorded::Already | Recorded::Quarantined);
+        let live = known().filter(|(_, recorded)| holds(*recorded));
         self.gate.settle(self.sale, live.map(|(admitted, _)| (admitted.user, admitted.order)));
         let mut surprised = false;
-        for (Admitted { user, order, .. }, settled) in pairs() {
-            let keep = match settled {
-                Settled::Ledger(Recorded::Refused { keep, .. }) => *keep,
-                Settled::Ledger(Recorded::Dead) => None,
-                Settled::Ledger(Recorded::IdCollision) => {
+        for (Admitted { user, order, .. }, recorded) in known() {
+            let keep = match recorded {
+                Recorded::Refused { keep, .. } => keep,
+                Recorded::Dead => None,
+                Recorded::IdCollision => {
                     tracing::error!(sale = %self.sale, %order, "two orders got the same id; a person should look");
                     None
                 }
-                Settled::Ledger(Recorded::Recorded | Recorded::Already) | Settled::Quarantined => continue,
+                Recorded::Recorded | Recorded::Already | Recorded::Quarantined => continue,
             };
             self.gate.release(self.sale, user, order, keep);
-            surprised |= matches!(settled, Settled::Ledger(Recorded::Refused { .. }));
+            surprised |= matches!(recorded, Recorded::Refused { .. });
         }
         surprised
     }
 
     /// Reads the sale anew, at most so often.
     pub async fn refresh(&self) {
-        let _held = self.recording.lock().await;
+        let _held = self.busy.lock().await;
         self.reload().await;
     }
 
@@ -166,30 +140,30 @@ impl Commit {
 }
 
 impl Backend<Pending> for Commit {
-    type Answer = Settled;
+    type Answer = CommitOutcome;
 
     async fn turn(&self) -> Option<OwnedMutexGuard<()>> {
-        Some(self.recording.clone().lock_owned().await)
+        Some(self.busy.clone().lock_owned().await)
     }
 
     /// In its turn alone: nothing else of the sale is recorded or read anew meanwhile.
-    async fn call(&self, batch: &[Pending]) -> Vec<Settled> {
+    async fn call(&self, batch: &[Pending]) -> Vec<CommitOutcome> {
         let started = Instant::now();
         if failpoint::planted("answer-early") {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let mut settled = Vec::with_capacity(batch.len());
+        let mut outcomes = Vec::with_capacity(batch.len());
         for run in batch.chunk_by(|a, b| a.epoch == b.epoch) {
             let orders: Vec<Admitted> = run.iter().map(|pending| pending.admitted).collect();
-            settled.extend(self.record(run[0].epoch, &orders).await);
+            outcomes.extend(self.recording.record(run[0].epoch, &orders).await);
         }
         #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
         self.batch_size.record(batch.len() as f64);
         self.batch_seconds.record(started.elapsed());
-        if self.correct_gate(batch, &settled) {
+        if self.correct_gate(batch, &outcomes) {
             self.reload().await;
         }
-        settled
+        outcomes
     }
 }
 

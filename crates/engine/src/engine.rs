@@ -37,7 +37,7 @@ pub enum StartError {
 }
 
 /// How long after its end a sale's marks stay in memory.
-const KEPT_AFTER_END: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const KEPT_AFTER_END: Duration = Duration::from_secs(24 * 3600);
 
 pub(crate) fn is_long_over(sale: &Sale, now: Timestamp) -> bool {
     sale.window.end.plus(KEPT_AFTER_END) <= now
@@ -107,6 +107,8 @@ impl Engine {
             workers.spawn(workers::planted::keep(ledger.clone(), gate.clone()));
         }
 
+        workers.spawn(workers::index::run(ledger.clone(), clock.clone()));
+
         let reads = Reads::new(stores.catalogue.clone(), config.shared_ledger);
         let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
         let workers = Mutex::new(workers);
@@ -131,9 +133,17 @@ impl Engine {
         self.clock.as_ref()
     }
 
-    /// One for this user, or the one he has.
+    /// One for this user, or the one they have.
     pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
-        let refusal = match self.solo.buy(sale, user).await {
+        let mut bought = self.solo.buy(sale, user).await;
+        if matches!(bought, Err(Error::Refused(Refusal::NoSuchSale))) && self.any_sale(sale).is_err() {
+            // Another process may have made it a moment ago.
+            let looking = tokio::time::timeout(self.solo.answer_within(), self.made_elsewhere(sale));
+            if looking.await.map_err(|_| Error::Plain(Code::Unavailable))??.is_some() {
+                bought = self.solo.buy(sale, user).await;
+            }
+        }
+        let refusal = match bought {
             // Not at the gate, but on the shelf: long over.
             Err(Error::Refused(Refusal::NoSuchSale))
                 if self.any_sale(sale).is_ok_and(|view| view.state.is_some() && self.is_long_over(&view.sale)) =>

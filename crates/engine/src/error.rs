@@ -26,6 +26,9 @@ pub enum Error {
     /// Not known in time. Asking again finds out.
     #[error("the outcome is not known yet")]
     OutcomeUnknown,
+    /// The database rejects the order's data; the text is what it said.
+    #[error("the order cannot be recorded: {0}")]
+    NotRecordable(String),
     #[error("the ledger failed")]
     Ledger(#[from] LedgerError),
     /// The sender of login codes failed.
@@ -41,6 +44,7 @@ impl Error {
             Self::Invalid(_) => Code::InvalidRequest,
             Self::Limited { .. } => Code::TooManyRequests,
             Self::Busy => Code::Busy,
+            Self::NotRecordable(_) => Code::NotRecordable,
             Self::OutcomeUnknown | Self::Ledger(LedgerError::Unknown(_)) => Code::OutcomeUnknown,
             Self::Ledger(LedgerError::Conflict(_) | LedgerError::Unavailable(_)) | Self::Sender(_) => Code::Unavailable,
             Self::Ledger(LedgerError::Poison(_)) => Code::Internal,

@@ -27,6 +27,7 @@ impl Engine {
                 self.owed.notify_one();
                 Ok(order)
             }
+            Stepped::Repeated(order) => Ok(order),
             Stepped::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
             Stepped::Illegal(_) => Err(Error::Plain(Code::IllegalStep)),
         }

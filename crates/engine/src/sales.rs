@@ -65,7 +65,6 @@ impl Engine {
             Ok(view) => view,
             Err(nobody) => {
                 let sale = self.made_elsewhere(id).await?.ok_or(nobody)?;
-                self.shelf.put(Sale::clone(&sale));
                 self.view(sale, self.clock.now())
             }
         };
@@ -103,7 +102,7 @@ impl Engine {
     }
 
     /// A sale that another process has made a moment ago, opened here too. Whoever asks for it, the ledger is asked once.
-    async fn made_elsewhere(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
+    pub(crate) async fn made_elsewhere(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
         let Some(sales) = &self.reads.sales else { return Ok(None) };
         let (ledger, gate, clock) = (self.stores.ledger.clone(), self.gate.clone(), self.clock.clone());
         let load = async move || {
@@ -114,7 +113,11 @@ impl Engine {
             }
             Ok(Some(sale))
         };
-        Ok(sales.get_or_load(&id, load).await?)
+        let sale = sales.get_or_load(&id, load).await?;
+        if let Some(sale) = &sale {
+            self.shelf.put(Sale::clone(sale));
+        }
+        Ok(sale)
     }
 
     pub async fn create_sale(&self, new: NewSale) -> Result<SaleView, Error> {

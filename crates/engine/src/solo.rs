@@ -18,8 +18,10 @@ use stampede_lock::Keyed;
 use tokio::sync::Semaphore;
 
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
-use crate::commit::{Commit, Pending, Settled};
+use crate::commit::{Commit, CommitOutcome, Pending};
 use crate::error::Error;
+use crate::recording::Recording;
+use crate::task::AbortOnDrop;
 
 /// The order that the buyer has now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +40,8 @@ pub struct SoloConfig {
     pub queue_per_sale: usize,
     /// How many orders of all sales may wait for the ledger.
     pub queue_total: usize,
+    /// An order that cannot be recorded goes into quarantine after so long at the earliest.
+    pub quarantine_after: Duration,
 }
 
 #[derive(Debug)]
@@ -57,7 +61,19 @@ pub struct Solo {
 #[derive(Debug)]
 struct Desk {
     commit: Arc<Commit>,
-    batch: Batcher<Pending, Settled>,
+    batch: Batcher<Pending, CommitOutcome>,
+    /// Tries orders again that could not be recorded.
+    retrying: AbortOnDrop,
+}
+
+impl Desk {
+    /// Returns when everything that was admitted is settled, as far as that can be.
+    async fn close(self) {
+        let Self { commit, batch, retrying } = self;
+        batch.close().await;
+        drop(retrying);
+        commit.close().await;
+    }
 }
 
 /// What a try came to.
@@ -115,18 +131,18 @@ impl Solo {
                 let ticket = self.submit(sale, user, order, pass).inspect_err(|_| {
                     self.gate.release(sale, user, order, None);
                 })?;
-                let settled = if failpoint::planted("answer-early") {
-                    Settled::Ledger(Recorded::Recorded)
+                let outcome = if failpoint::planted("answer-early") {
+                    CommitOutcome::Known(Recorded::Recorded)
                 } else {
                     ticket.await.map_err(|_| Error::OutcomeUnknown)?
                 };
-                if settled == Settled::Ledger(Recorded::Recorded) {
+                if outcome == CommitOutcome::Known(Recorded::Recorded) {
                     let Pass { price, at, .. } = pass;
                     let status = OrderStatus::Unpaid;
                     let order = Order { id: order, sale, user, status, price, created_at: at, updated_at: at };
                     return Ok(Tried::Bought(Bought { order, already: false }));
                 }
-                self.answer(user, order, settled, false).await
+                self.answer(user, order, outcome, false).await
             }
             Admission::AlreadyHas(held) => self.answer_held(sale, user, held, pass).await,
         }
@@ -143,26 +159,28 @@ impl Solo {
             None => {
                 // On its way, or its caller went away: roll it forward under its own id, then see what it is.
                 let ticket = self.submit(sale, user, held, pass)?;
-                let settled = ticket.await.map_err(|_| Error::OutcomeUnknown)?;
-                self.answer(user, held, settled, true).await
+                let outcome = ticket.await.map_err(|_| Error::OutcomeUnknown)?;
+                self.answer(user, held, outcome, true).await
             }
         }
     }
 
     /// The answer where the ledger has more to say than "recorded, just now".
-    async fn answer(&self, user: UserId, id: OrderId, settled: Settled, already: bool) -> Result<Tried, Error> {
-        match settled {
+    async fn answer(&self, user: UserId, id: OrderId, outcome: CommitOutcome, already: bool) -> Result<Tried, Error> {
+        let recorded = match outcome {
+            CommitOutcome::Known(recorded) => recorded,
+            CommitOutcome::Undecided => return Err(Error::OutcomeUnknown),
+        };
+        match recorded {
             // Recorded by an earlier call that was not answered, or by a try that rolled it forward: the row tells.
-            Settled::Ledger(Recorded::Recorded | Recorded::Already) => self.look_up(id, user, already).await,
-            Settled::Ledger(Recorded::Refused { reason: RejectReason::AlreadyHas, keep: Some(keep) }) => {
+            Recorded::Recorded | Recorded::Already => self.look_up(id, user, already).await,
+            Recorded::Refused { reason: RejectReason::AlreadyHas, keep: Some(keep) } => {
                 self.look_up(keep, user, true).await
             }
-            Settled::Ledger(Recorded::Refused { reason: RejectReason::SoldOut, .. }) => {
-                Err(Error::Refused(Refusal::SoldOut))
-            }
-            Settled::Ledger(Recorded::Refused { .. }) => Err(Error::Busy),
-            Settled::Ledger(Recorded::Dead | Recorded::IdCollision) => Ok(Tried::Again),
-            Settled::Quarantined => Err(Error::OutcomeUnknown),
+            Recorded::Refused { reason: RejectReason::SoldOut, .. } => Err(Error::Refused(Refusal::SoldOut)),
+            Recorded::Refused { .. } => Err(Error::Busy),
+            Recorded::Dead | Recorded::IdCollision => Ok(Tried::Again),
+            Recorded::Quarantined => Err(Error::OutcomeUnknown),
         }
     }
 
@@ -175,7 +193,7 @@ impl Solo {
     }
 
     /// Hands an admitted order to the sale's batch.
-    fn submit(&self, sale: SaleId, user: UserId, order: OrderId, pass: Pass) -> Result<Ticket<Settled>, Error> {
+    fn submit(&self, sale: SaleId, user: UserId, order: OrderId, pass: Pass) -> Result<Ticket<CommitOutcome>, Error> {
         let admitted = Admitted { order, user, seq: pass.seq, at: pass.at };
         let pending = Pending { epoch: pass.epoch, admitted };
         self.at_desk(sale, |desk| desk.batch.submit(pending))?.map_err(Error::from)
@@ -191,11 +209,15 @@ impl Solo {
         let mut desks = self.desks.write().unwrap_or_else(PoisonError::into_inner);
         let Some(desks) = &mut *desks else { return Err(Error::Busy) };
         let desk = desks.entry(sale).or_insert_with(|| {
-            let commit = Arc::new(Commit::new(sale, self.ledger.clone(), self.gate.clone()));
+            let after = self.config.quarantine_after;
+            let recording = Recording::new(sale, self.ledger.clone(), self.clock.clone(), after);
+            let commit = Arc::new(Commit::new(sale, self.ledger.clone(), self.gate.clone(), recording));
+            let retrying = commit.clone();
+            let retrying = AbortOnDrop::spawn(async move { retrying.retry_suspects().await });
             let SoloConfig { max_batch, queue_per_sale: queue, .. } = self.config;
             let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Keep };
             let batch = Batcher::new(commit.clone(), options, self.places.clone());
-            Desk { commit, batch }
+            Desk { commit, batch, retrying }
         });
         Ok(act(desk))
     }
@@ -212,21 +234,20 @@ impl Solo {
         let desk =
             self.desks.write().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|desks| desks.remove(&sale));
         if let Some(desk) = desk {
-            desk.batch.close().await;
+            desk.close().await;
         }
     }
 
-    /// How many orders wait for the ledger, over all sales.
+    /// How many orders wait for the ledger or are being recorded, over all sales.
     pub fn waiting(&self) -> usize {
-        let desks = self.desks.read().unwrap_or_else(PoisonError::into_inner);
-        desks.iter().flat_map(HashMap::values).map(|desk| desk.batch.waiting()).sum()
+        self.config.queue_total - self.places.available_permits()
     }
 
     /// Takes no more orders, and returns when everything that was admitted is settled.
     pub async fn close(&self) {
         let desks = self.desks.write().unwrap_or_else(PoisonError::into_inner).take();
         for desk in desks.into_iter().flat_map(HashMap::into_values) {
-            desk.batch.close().await;
+            desk.close().await;
         }
     }
 }

@@ -6,7 +6,7 @@
 //! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from
 //! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
 //! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `operations`, `page`, `load_test`
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `quarantine`, `operations`, `page`, `load_test`
 
 pub mod address;
 mod admin;
@@ -24,6 +24,7 @@ mod orders;
 mod page;
 mod patient;
 pub mod problem;
+mod quarantine;
 mod sales;
 pub mod server;
 mod shops;

@@ -20,7 +20,7 @@ use utoipa_swagger_ui::SwaggerUi;
 use crate::app::{App, Surface};
 use crate::figures::TimedLayer;
 use crate::problem;
-use crate::{admin, audit, load_test, login, operations, orders, sales, shops};
+use crate::{admin, audit, load_test, login, operations, orders, quarantine, sales, shops};
 
 /// Every route of a listener.
 pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<App>> {
@@ -64,6 +64,10 @@ pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<Ap
             routes!(admin::resume),
             routes!(admin::end),
             routes!(admin::top_up),
+            routes!(quarantine::list),
+            routes!(quarantine::one),
+            routes!(quarantine::retry),
+            routes!(quarantine::discard),
         ]);
     }
     if load_test {

@@ -69,6 +69,11 @@ const fn texts(code: Code) -> (StatusCode, &'static str, &'static str) {
         Code::RequestIdReused => {
             (S::CONFLICT, "This request id was used for something else", "该请求编号已用于其他操作")
         }
+        Code::NotRecordable => (
+            S::CONFLICT,
+            "The database still rejects this order; it stays in quarantine",
+            "数据库仍拒绝该订单，订单保留在隔离区",
+        ),
         Code::Busy => (S::SERVICE_UNAVAILABLE, "Very busy; please try again", "系统繁忙，请重试"),
         Code::Unavailable => {
             (S::SERVICE_UNAVAILABLE, "Not available right now; please try again", "服务暂不可用，请重试")
@@ -108,6 +113,8 @@ impl From<Error> for Problem {
         match error {
             Error::Invalid(errors) => problem.errors = errors,
             Error::Limited { wait } => problem.retry_after = Some(wait),
+            // Only operators see it.
+            Error::NotRecordable(said) => problem.detail = Some(said),
             Error::Ledger(_) | Error::Sender(_) => {
                 // The public text says what to do; the cause is for the log alone.
                 tracing::error!(error = &error as &dyn std::error::Error, code = code.as_str(), "a request failed");

@@ -54,12 +54,15 @@ impl Dialect {
         }
     }
 
-    /// Ends an INSERT that leaves a row with the same `key` as it is. Never `INSERT IGNORE`: that stores wrong values instead
+    /// Ends an INSERT that leaves a row with the same `key` (one column or several) as it is. Never `INSERT IGNORE`: that stores wrong values instead
     /// of failing. Whether a row went in cannot be told by the count of rows on MySQL: read it.
     pub(crate) fn or_leave(self, key: &str) -> String {
         match self {
             Self::Sqlite | Self::Postgres => format!(" ON CONFLICT ({key}) DO NOTHING"),
-            Self::MySql => format!(" ON DUPLICATE KEY UPDATE {key} = {key}"),
+            Self::MySql => {
+                let column = key.split(',').next().unwrap_or(key);
+                format!(" ON DUPLICATE KEY UPDATE {column} = {column}")
+            }
         }
     }
 

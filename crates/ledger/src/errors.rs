@@ -1,4 +1,7 @@
 //! What a failure means: whether it was done, and whether it is worth trying again.
+//!
+//! Only what is listed here as an error in the data is [`LedgerError::Poison`]. Everything else, known or not, is an outage: taking an
+//! outage for a bad order would put good orders into quarantine, taking a bad order for an outage only tries it again.
 
 use std::error::Error;
 
@@ -8,12 +11,13 @@ use sqlx::postgres::PgDatabaseError;
 use sqlx::sqlite::SqliteError;
 use stampede_core::ports::LedgerError;
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
     /// Another transaction was in the way.
     Conflict,
-    /// It passes by itself.
+    /// It passes by itself, or when an operator has acted.
     Outage,
-    /// The same call will fail again.
+    /// The data cannot be stored: the same call will fail again.
     Poison,
 }
 
@@ -46,10 +50,7 @@ fn no_poison(error: LedgerError) -> LedgerError {
 
 /// The same for SQLite's own connection.
 pub(crate) fn sqlite_failed(error: rusqlite::Error) -> LedgerError {
-    let meaning = match &error {
-        rusqlite::Error::SqliteFailure(failure, _) => meaning_of_sqlite(failure.extended_code),
-        _ => Meaning::Poison,
-    };
+    let meaning = error.sqlite_error().map_or(Meaning::Outage, |failure| meaning_of_sqlite(failure.extended_code));
     meaning.of(error.into())
 }
 
@@ -59,9 +60,12 @@ pub(crate) fn sqlite_not_begun(error: rusqlite::Error) -> LedgerError {
 
 /// Something with the same key is there already.
 pub(crate) fn is_taken(error: &rusqlite::Error) -> bool {
-    use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_UNIQUE};
-    let code = error.sqlite_error().map(|failure| failure.extended_code);
-    matches!(code, Some(SQLITE_CONSTRAINT_PRIMARYKEY | SQLITE_CONSTRAINT_UNIQUE))
+    error.sqlite_error().is_some_and(|failure| is_duplicate_in_sqlite(failure.extended_code))
+}
+
+fn is_duplicate_in_sqlite(code: i32) -> bool {
+    use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
+    matches!(code, SQLITE_CONSTRAINT_PRIMARYKEY | SQLITE_CONSTRAINT_ROWID | SQLITE_CONSTRAINT_UNIQUE)
 }
 
 /// A statement that commits by itself failed: if it is the connection that failed, it may have been done.
@@ -76,44 +80,45 @@ pub(crate) fn perhaps(error: sqlx::Error) -> LedgerError {
 fn meaning(error: &sqlx::Error) -> Meaning {
     use sqlx::Error as E;
     match error {
-        E::Io(_) | E::Tls(_) | E::Protocol(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed => Meaning::Outage,
-        // The connection is in a state that it should not be in; another one will do.
-        E::BeginFailed | E::InvalidSavePointStatement => Meaning::Outage,
         E::Database(error) => meaning_of_code(error.as_ref()),
-        _ => Meaning::Poison,
+        // A value that cannot be written, or a row that cannot be read.
+        E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } => Meaning::Poison,
+        _ => Meaning::Outage,
     }
 }
 
-/// What passes by itself on MySQL and MariaDB: full disk or table, too many connections, shutting down, killed, read-only, not ready,
-/// time limits, storage engine errors, network.
-const OUTAGES: [u16; 29] = [
-    3, 28, 1021, 1026, 1030, 1040, 1041, 1047, 1053, 1077, 1079, 1114, 1129, 1158, 1159, 1160, 1161, 1180, 1203, 1226,
-    1290, 1317, 1836, 1927, 1969, 2006, 2013, 3024, 4031,
-];
+/// Errors in the data that MySQL or MariaDB report outside the SQLSTATE classes 22 and 23: a value cut off, no default value, a string
+/// that is not in the character set, a check that failed.
+const MYSQL_DATA_ERRORS: [u16; 4] = [1265, 1364, 1366, 3819];
 
 fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
+    if error.is_unique_violation() {
+        // Looking again, under the lock of the sale, tells which order has the key.
+        return Meaning::Conflict;
+    }
+    let code = error.code().unwrap_or_default();
     if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
         return match error.number() {
             // Lock wait time-out, deadlock, record has changed.
             1205 | 1213 | 1020 => Meaning::Conflict,
-            number if OUTAGES.contains(&number) => Meaning::Outage,
-            _ => Meaning::Poison,
+            number if MYSQL_DATA_ERRORS.contains(&number) => Meaning::Poison,
+            _ => meaning_of_class(&code),
         };
     }
-    let code = error.code().unwrap_or_default();
     if error.try_downcast_ref::<PgDatabaseError>().is_some() {
         return match code.as_ref() {
             // Serialisation failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Meaning::Conflict,
-            // Read-only; we slept in a transaction and were thrown out.
-            "25006" | "25P03" | "25P04" => Meaning::Outage,
-            // Connection, resources, operator, system.
-            code if ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class)) => Meaning::Outage,
-            _ => Meaning::Poison,
+            code => meaning_of_class(code),
         };
     }
     debug_assert!(error.try_downcast_ref::<SqliteError>().is_some(), "a fourth database");
-    code.parse().map_or(Meaning::Poison, meaning_of_sqlite)
+    code.parse().map_or(Meaning::Outage, meaning_of_sqlite)
+}
+
+/// By SQLSTATE: 22 is a data exception, 23 a violated constraint.
+fn meaning_of_class(code: &str) -> Meaning {
+    if code.starts_with("22") || code.starts_with("23") { Meaning::Poison } else { Meaning::Outage }
 }
 
 fn meaning_of_sqlite(code: i32) -> Meaning {
@@ -121,9 +126,41 @@ fn meaning_of_sqlite(code: i32) -> Meaning {
     match code & 0xff {
         // Busy, locked.
         5 | 6 => Meaning::Conflict,
-        // Permission, memory, read-only, interrupted, I/O error, corrupt, disk full, cannot open, locking protocol, not a database:
-        // none of it is an order's fault.
-        3 | 7 | 8 | 9 | 10 | 11 | 13 | 14 | 15 | 26 => Meaning::Outage,
-        _ => Meaning::Poison,
+        19 if is_duplicate_in_sqlite(code) => Meaning::Conflict,
+        // Too big, constraint, mismatch.
+        18..=20 => Meaning::Poison,
+        _ => Meaning::Outage,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_in_the_data_are_poison() {
+        for (code, expected) in [
+            ("22001", Meaning::Poison),
+            ("23514", Meaning::Poison),
+            // Permission denied, undefined table, too many connections, admin shutdown, a code that does not exist.
+            ("42501", Meaning::Outage),
+            ("42P01", Meaning::Outage),
+            ("53300", Meaning::Outage),
+            ("57P01", Meaning::Outage),
+            ("XYZZY", Meaning::Outage),
+            ("", Meaning::Outage),
+        ] {
+            assert_eq!(meaning_of_class(code), expected, "{code}");
+        }
+        // Check, not null, foreign key, trigger; unique; busy snapshot; then error, permission, full, schema changed, misuse, not listed.
+        for code in [275, 1299, 787, 1811, 18, 20] {
+            assert_eq!(meaning_of_sqlite(code), Meaning::Poison, "{code}");
+        }
+        for code in [2067, 1555, 2579, 5, 6, 517] {
+            assert_eq!(meaning_of_sqlite(code), Meaning::Conflict, "{code}");
+        }
+        for code in [1, 3, 13, 17, 21, 99, 522] {
+            assert_eq!(meaning_of_sqlite(code), Meaning::Outage, "{code}");
+        }
     }
 }

@@ -9,6 +9,11 @@ use crate::server::{Server, give_to, run};
 const USER: &str = "mysql";
 
 pub fn start() -> Result<Server> {
+    start_with(&["--skip-log-bin"])
+}
+
+/// With more options of `mariadbd`; those of [`start`] are durable and without a binary log.
+pub fn start_with(options: &'static [&'static str]) -> Result<Server> {
     let prepare = |folder: &Path| {
         give_to(USER, folder)?;
         let mut install = Command::new("mariadb-install-db");
@@ -16,11 +21,12 @@ pub fn start() -> Result<Server> {
         install.arg(format!("--user={USER}")).arg(format!("--datadir={}", folder.join("data").display()));
         run(&mut install).map(drop)
     };
-    let start = |folder: &Path, port: u16| {
+    let start = move |folder: &Path, port: u16| {
         let mut command = Command::new("mariadbd");
         command
-            .args(["--no-defaults", "--bind-address=127.0.0.1", "--skip-log-bin", "--max-connections=500"])
+            .args(["--no-defaults", "--bind-address=127.0.0.1", "--max-connections=500"])
             .args(["--innodb-flush-log-at-trx-commit=1"])
+            .args(options)
             .arg(format!("--user={USER}"))
             .arg(format!("--port={port}"))
             .arg(format!("--datadir={}", folder.join("data").display()))

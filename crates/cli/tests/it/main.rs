@@ -4,6 +4,7 @@
 //! - `contract`: every reply that any test gets is held against the OpenAPI document; `fuzz`: hostile requests made from it
 //! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
 //! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
+//! - `quarantine`: orders that the database rejects, and what an operator does with them
 //! - `proof`: bench and check, and that planted bugs are caught
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures
@@ -25,5 +26,6 @@ mod nodes;
 mod outage;
 mod people;
 mod proof;
+mod quarantine;
 mod shop;
 mod storm;

@@ -89,6 +89,11 @@ impl Place {
     pub fn path(&self) -> &Path {
         &self.dir
     }
+
+    /// The URL of the database.
+    pub fn url(&self) -> String {
+        self.url.clone().unwrap_or_else(|| format!("sqlite:{}", self.dir.join("stampede.db").display()))
+    }
 }
 
 /// The binary's `serve`, on a free port, with limits that let a crowd through.
@@ -232,6 +237,5 @@ pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {
 
 /// The server's database, read beside it or after it.
 pub async fn ledger(place: &Place) -> Stores {
-    let url = place.url.clone().unwrap_or_else(|| format!("sqlite:{}", place.dir.join("stampede.db").display()));
-    stampede_ledger::open(&Database::parse(&url).unwrap()).await.unwrap()
+    stampede_ledger::open(&Database::parse(&place.url()).unwrap()).await.unwrap()
 }

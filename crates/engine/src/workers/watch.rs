@@ -2,8 +2,8 @@
 //! short between the ledger and the gate. Also puts away what is long over.
 
 use std::collections::HashMap;
-use std::sync::Weak;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use stampede_core::ports::Result;
@@ -11,6 +11,7 @@ use stampede_core::{Sale, SaleId};
 
 use crate::commit::describe;
 use crate::engine::Engine;
+use crate::task::AbortOnDrop;
 
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long after another process was last seen we still reckon with what it did.
@@ -27,13 +28,24 @@ struct Watch {
     shared_ledger: bool,
     others_seen: Option<Instant>,
     differences: HashMap<SaleId, Difference>,
+    /// What may wait for an order that is being recorded runs beside the watch, so that one stuck sale does not hold up the others.
+    refreshing: HashMap<SaleId, AbortOnDrop>,
+    others_left: Option<AbortOnDrop>,
+    retiring: Vec<AbortOnDrop>,
 }
 
 /// Ends with its engine.
 pub(crate) async fn keep(engine: Weak<Engine>, shared_ledger: bool) {
     let mut turns = tokio::time::interval(LOOK_EVERY);
     turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut watch = Watch { shared_ledger, others_seen: None, differences: HashMap::new() };
+    let mut watch = Watch {
+        shared_ledger,
+        others_seen: None,
+        differences: HashMap::new(),
+        refreshing: HashMap::new(),
+        others_left: None,
+        retiring: Vec::new(),
+    };
     loop {
         turns.tick().await;
         let Some(engine) = engine.upgrade() else { return };
@@ -44,19 +56,25 @@ pub(crate) async fn keep(engine: Weak<Engine>, shared_ledger: bool) {
 }
 
 impl Watch {
-    async fn look(&mut self, engine: &Engine) -> Result<()> {
+    async fn look(&mut self, engine: &Arc<Engine>) -> Result<()> {
+        self.refreshing.retain(|_, task| !task.is_finished());
+        self.retiring.retain(|task| !task.is_finished());
         if self.shared_ledger {
             self.look_for_others(engine).await?;
         }
         for id in engine.gate.sales() {
             if engine.any_sale(id).is_ok_and(|view| engine.is_long_over(&view.sale)) && engine.gate.remove(id) {
-                engine.solo.retire(id).await;
+                let engine = engine.clone();
+                self.retiring.push(AbortOnDrop::spawn(async move { engine.solo.retire(id).await }));
             }
         }
         let mut differences = HashMap::new();
         for sale in engine.stores.ledger.sales(Some(engine.kept_since())).await? {
             let id = sale.id;
             if let Some(difference) = look_at(engine, sale, self.differences.get(&id)).await? {
+                if difference.times > 1 && difference.times.is_power_of_two() {
+                    self.refresh(engine, id);
+                }
                 differences.insert(id, difference);
             }
         }
@@ -64,19 +82,31 @@ impl Watch {
         Ok(())
     }
 
-    async fn look_for_others(&mut self, engine: &Engine) -> Result<()> {
+    /// Reads the sale again from the ledger, unless that is under way.
+    fn refresh(&mut self, engine: &Arc<Engine>, id: SaleId) {
+        let engine = engine.clone();
+        let refreshing = move || AbortOnDrop::spawn(async move { engine.solo.refresh(id).await });
+        self.refreshing.entry(id).or_insert_with(refreshing);
+    }
+
+    async fn look_for_others(&mut self, engine: &Arc<Engine>) -> Result<()> {
         if engine.stores.ledger.has_other_workers(&engine.holder).await? {
             self.others_seen = Some(Instant::now());
+            self.others_left = None;
             engine.has_others.store(true, Ordering::Relaxed);
         } else if engine.has_others.load(Ordering::Relaxed)
             && self.others_seen.is_none_or(|seen| seen.elapsed() >= OTHERS_KEPT)
+            && self.others_left.as_ref().is_none_or(AbortOnDrop::is_finished)
         {
             // The last one to leave may have done something that we have not seen.
-            for id in engine.gate.sales() {
-                engine.solo.refresh(id).await;
-            }
-            engine.people.forget_all();
-            engine.has_others.store(false, Ordering::Relaxed);
+            let engine = engine.clone();
+            self.others_left = Some(AbortOnDrop::spawn(async move {
+                for id in engine.gate.sales() {
+                    engine.solo.refresh(id).await;
+                }
+                engine.people.forget_all();
+                engine.has_others.store(false, Ordering::Relaxed);
+            }));
         }
         Ok(())
     }
@@ -97,13 +127,10 @@ async fn look_at(engine: &Engine, sale: Sale, before: Option<&Difference>) -> Re
     engine.gate.edit(&sale);
     engine.shelf.put(sale);
     // Orders on their way are counted here and not there, so only a difference at rest counts, seen twice. What is in quarantine stays
-    // counted here alone: a difference that reading anew does not end is looked into less and less often.
+    // counted here alone: a difference that a refresh does not end is looked into less and less often.
     if snapshot.marks != snapshot.settled || sold.0 == sold.1 {
         return Ok(None);
     }
     let times = before.filter(|before| before.sold == sold).map_or(1, |before| before.times + 1);
-    if times > 1 && times.is_power_of_two() {
-        engine.solo.refresh(id).await;
-    }
     Ok(Some(Difference { sold, times }))
 }

@@ -1,6 +1,7 @@
 //! The real ledger behind a wire that can be cut: before the call, after it, or for good.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +27,14 @@ pub enum Cut {
 pub struct Faults {
     pub cuts: Mutex<VecDeque<Cut>>,
     pub poison: Mutex<Vec<UserId>>,
+    pub calls: AtomicUsize,
+}
+
+impl Faults {
+    /// How many calls of `record` there were.
+    pub fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
 }
 
 #[derive(Debug)]
@@ -37,6 +46,7 @@ pub struct Faulty {
 #[async_trait]
 impl Ledger for Faulty {
     async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+        self.faults.calls.fetch_add(1, Ordering::SeqCst);
         let cut = self.faults.cuts.lock().unwrap().pop_front();
         match cut {
             Some(Cut::Before) => return Err(LedgerError::Unavailable("cut".into())),
@@ -51,8 +61,23 @@ impl Ledger for Faulty {
         if cut == Some(Cut::After) { Err(LedgerError::Unknown("cut".into())) } else { Ok(recorded) }
     }
 
-    async fn quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()> {
-        self.inner.quarantine(sale, admitted, error).await
+    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<Recorded> {
+        self.inner.quarantine(order).await
+    }
+    async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>> {
+        self.inner.quarantined(before, limit).await
+    }
+    async fn quarantined_order(&self, id: OrderId) -> Result<Option<QuarantinedOrder>> {
+        self.inner.quarantined_order(id).await
+    }
+    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<Recorded>> {
+        self.inner.retry_quarantined(id).await
+    }
+    async fn discard_quarantined(&self, id: OrderId) -> Result<Discarded> {
+        self.inner.discard_quarantined(id).await
+    }
+    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
+        self.inner.index_orders(ended_before, limit).await
     }
     async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {
         self.inner.cancel(order, user, now).await

@@ -2,4 +2,6 @@
 
 mod faulty;
 mod outages;
+mod quarantine;
 mod tier;
+mod watch;

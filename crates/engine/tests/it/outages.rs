@@ -10,7 +10,7 @@ use stampede_engine::{Bought, Config, Error};
 use crate::faulty::{Cut, Faults, Faulty};
 use crate::tier::{CONFIG, Tier, tier, tier_by, user};
 
-async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
+pub async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
     let wire = faults.clone();
     let tier = tier(config, stock, |inner| Arc::new(Faulty { inner, faults: wire })).await;
@@ -94,30 +94,6 @@ async fn at_the_bound_buyers_hear_busy_and_nothing_is_marked() {
     assert_eq!((bought + busy, busy > 0), (300, true));
     assert!(bought <= CONFIG.solo.queue_per_sale + CONFIG.solo.max_batch);
     assert_eq!(tier.check_at_rest().await as usize, bought);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_bad_order_takes_no_other_with_it() {
-    let (tier, faults) = faulty(CONFIG, 20).await;
-    faults.poison.lock().unwrap().push(user(5));
-    // The first call is slow, so that the others come as one batch, with the bad one among them.
-    faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(100)));
-    let tries: Vec<_> = (1..=16)
-        .map(|n| {
-            let (engine, sale) = (tier.engine.clone(), tier.sale);
-            tokio::spawn(async move { (n, engine.buy(sale, user(n)).await) })
-        })
-        .collect();
-    for one in tries {
-        match one.await.unwrap() {
-            (5, heard) => assert_eq!(heard.unwrap_err().code(), Code::OutcomeUnknown),
-            (n, heard) => assert_eq!(heard.unwrap().order.user, user(n)),
-        }
-    }
-    let loaded = tier.stores.ledger.load(tier.sale).await.unwrap().unwrap();
-    assert_eq!(loaded.sale.sold, 15);
-    assert_eq!(loaded.marks.len(), 16, "the bad one keeps its mark until a person has looked");
-    assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 4);
 }
 
 /// Another process sells from the same stock: everybody hears the real reason, and the gate learns.

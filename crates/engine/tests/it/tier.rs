@@ -14,7 +14,13 @@ use tempfile::TempDir;
 
 pub const CONFIG: Config = Config {
     shared_ledger: true,
-    solo: SoloConfig { answer_within: Duration::from_secs(5), max_batch: 64, queue_per_sale: 100, queue_total: 150 },
+    solo: SoloConfig {
+        answer_within: Duration::from_secs(5),
+        max_batch: 64,
+        queue_per_sale: 100,
+        queue_total: 150,
+        quarantine_after: Duration::from_millis(700),
+    },
     people: PeopleConfig {
         session_ttl: Duration::from_secs(60),
         session_memory: 100,

@@ -69,7 +69,11 @@ async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
     audit_triggers::create(pool).await
 }
 
-/// A log that is flushed once a second would break the promise behind every 201.
+/// What the server must be set to so that a commit that was answered survives a loss of power.
+///
+/// InnoDB's log must be flushed at each commit. With a binary log a commit is two-phase: recovery rolls back what InnoDB has prepared
+/// and the binary log does not hold. So the binary log must be flushed at each commit, too; or InnoDB's log twice, at prepare and at
+/// commit, which is MariaDB's setting 3.
 async fn check_durable(pool: &MySqlPool) -> Result<(), OpenError> {
     let row = sqlx::query(
         "SELECT CAST(@@innodb_flush_log_at_trx_commit AS SIGNED), CAST(@@log_bin AS SIGNED), CAST(@@sync_binlog AS SIGNED)",
@@ -78,12 +82,13 @@ async fn check_durable(pool: &MySqlPool) -> Result<(), OpenError> {
     .await
     .map_err(OpenError::Open)?;
     let [flush, log_bin, sync_binlog]: [i64; 3] = std::array::from_fn(|column| row.get(column));
-    if flush != 1 {
+    if !matches!(flush, 1 | 3) {
         return Err(OpenError::NotDurable(format!("innodb_flush_log_at_trx_commit is {flush}, not 1")));
     }
-    // InnoDB's own log brings back what was committed; a binary log that lags behind is the replicas' affair, but say so.
-    if log_bin == 1 && sync_binlog == 0 {
-        tracing::warn!("the database writes a binary log with sync_binlog = 0: after a crash replicas may lack orders");
+    if log_bin == 1 && sync_binlog != 1 && flush != 3 {
+        return Err(OpenError::NotDurable(format!(
+            "the server writes a binary log and sync_binlog is {sync_binlog}, not 1: a crash would undo commits"
+        )));
     }
     Ok(())
 }

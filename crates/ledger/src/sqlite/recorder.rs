@@ -19,7 +19,9 @@ use crate::db::{PATIENCE, STATEMENT_WITHIN};
 use crate::errors::{is_taken, sqlite_failed, sqlite_not_begun};
 
 /// Makes room for the batch.
-const ROOM: &str = "UPDATE sale SET sold = sold + ?1 WHERE id = ?2 AND epoch = ?3 AND sold + ?1 <= total";
+const ROOM: &str = "\
+    UPDATE sale SET sold = sold + ?1 WHERE id = ?2 AND epoch = ?3 AND sold + ?1 <= total AND orders_indexed_to < 0
+    AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
 /// One row at a time: an insert of many would make SQLite remember how to undo it alone, which costs as much as doing it.
 const INSERT: &str = "\

@@ -1,6 +1,7 @@
 //! What a ledger does, written once. What differs between databases is in their dialect and in the fast way of `record`.
 //!
 //! - `record`: admitted orders into rows, a batch a transaction; `settle`: what becomes of each if the fast way is blocked
+//! - `quarantine`: orders that cannot be recorded for a reason of their own
 //! - `orders`, `sales`: the other transactions of selling
 //! - `lease`: worker numbers for the id maker
 //! - `catalogue`, `accounts`: shops and people; `audit`: what administrators did
@@ -13,6 +14,7 @@ mod audit;
 mod catalogue;
 mod lease;
 mod orders;
+mod quarantine;
 mod record;
 mod sales;
 mod settle;
@@ -22,8 +24,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditFilter, AuditRow, Created, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow, Owed, Recorded,
-    Result, SaleDraft, Stepped,
+    Admitted, AuditFilter, AuditRow, Created, Discarded, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow, Owed,
+    QuarantinedOrder, Recorded, Result, SaleDraft, Stepped,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -77,8 +79,28 @@ impl Ledger for Store {
         again!(self.record_batch(sale, epoch, batch))
     }
 
-    async fn quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()> {
-        again!(self.put_in_quarantine(sale, admitted, error))
+    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<Recorded> {
+        again!(self.put_in_quarantine(order))
+    }
+
+    async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>> {
+        self.read_quarantined(before, limit).await
+    }
+
+    async fn quarantined_order(&self, id: OrderId) -> Result<Option<QuarantinedOrder>> {
+        self.read_quarantined_order(id).await
+    }
+
+    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<Recorded>> {
+        again!(self.record_quarantined(id))
+    }
+
+    async fn discard_quarantined(&self, id: OrderId) -> Result<Discarded> {
+        again!(self.reject_quarantined(id))
+    }
+
+    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
+        again!(self.copy_into_index(ended_before, limit))
     }
 
     async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {

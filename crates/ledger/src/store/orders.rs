@@ -4,7 +4,7 @@ use stampede_core::ports::{OrderRow, Owed, Result, Stepped};
 use stampede_core::{Epoch, Money, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId, failpoint};
 
 use super::{Store, list, unreadable};
-use crate::db::{Row, args};
+use crate::db::{Row, Tx, args};
 
 const ORDERS: &str = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM orders WHERE";
 
@@ -33,6 +33,13 @@ pub(super) fn read_row(row: &Row) -> Result<OrderRow> {
     Ok(OrderRow { order: read(row)?, live, epoch: Epoch(row.int(8)?), seq: row.int(9)? })
 }
 
+/// The gate owes a release for this dead order from now on.
+pub(super) async fn owe_release(tx: &mut Tx, order: OrderId, sale: SaleId, user: UserId) -> Result<()> {
+    let owed = "INSERT INTO owed (order_id, sale_id, user_id) VALUES (?, ?, ?)";
+    tx.execute(owed, args![order.get(), sale.get(), user.get()]).await?;
+    Ok(())
+}
+
 impl Store {
     pub(super) async fn read_orders_in(
         &self,
@@ -56,15 +63,56 @@ impl Store {
     }
 
     pub(super) async fn read_orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>> {
-        // A look into every sale since the person came, in place of an index by person: that would cost every order more than
-        // half of its insert.
-        let sql = "SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
-            FROM sale s JOIN orders o ON o.sale_id = s.id AND o.user_id = ?
-            WHERE s.end_at >= COALESCE((SELECT created_at FROM person WHERE id = ?), 0) AND o.id < ? AND o.status <> 'rejected'
-            ORDER BY o.id DESC LIMIT ?";
+        // From the index for sales that are long over, and from the orders of the sales that are not in it yet: few at any time.
+        let sql = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM (
+                SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
+                FROM orders_by_user i JOIN orders o ON o.id = i.order_id
+                WHERE i.user_id = ? AND i.order_id < ?
+                UNION
+                SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
+                FROM sale s JOIN orders o ON o.sale_id = s.id AND o.user_id = ?
+                WHERE s.orders_indexed_to < 9223372036854775807 AND o.id < ? AND o.status <> 'rejected'
+            ) AS found ORDER BY id DESC LIMIT ?";
         let before = before.map_or(i64::MAX, OrderId::get);
-        let rows = self.db.rows(sql, args![user.get(), user.get(), before, limit]).await?;
+        let rows = self.db.rows(sql, args![user.get(), before, user.get(), before, limit]).await?;
         rows.iter().map(read).collect()
+    }
+
+    /// One step of copying the orders of sales that are long over into the index by user.
+    pub(super) async fn copy_into_index(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
+        let due =
+            "SELECT id FROM sale WHERE orders_indexed_to < 9223372036854775807 AND end_at < ? ORDER BY id LIMIT 1";
+        let Some(row) = self.db.row(due, args![ended_before.ms()]).await? else { return Ok(false) };
+        let (sale, lock) = (row.int(0)?, self.db.dialect().for_update());
+        let mut tx = self.db.begin().await?;
+        // The sale's row is locked, so that a late recording comes before this step, which sees it, or after it, and sees the index.
+        let sql = format!("SELECT orders_indexed_to FROM sale WHERE id = ?{lock}");
+        let Some(row) = tx.row(&sql, args![sale]).await? else {
+            tx.roll_back().await?;
+            return Ok(true);
+        };
+        let sql = "SELECT user_id, id FROM orders
+            WHERE sale_id = ? AND user_id > ? AND status <> 'rejected' ORDER BY user_id LIMIT ?";
+        let mut pairs = Vec::new();
+        tx.pairs(sql, args![sale, row.int(0)?, limit], &mut pairs).await?;
+        let indexed_to = match pairs.last() {
+            Some((last, _)) if pairs.len() >= limit as usize => *last,
+            _ => i64::MAX,
+        };
+        if indexed_to < i64::MAX {
+            // The page may have cut the last user's orders in two: take them all.
+            let sql = "SELECT user_id, id FROM orders WHERE sale_id = ? AND user_id = ? AND status <> 'rejected'";
+            pairs.retain(|(user, _)| *user < indexed_to);
+            tx.pairs(sql, args![sale, indexed_to], &mut pairs).await?;
+        }
+        if !pairs.is_empty() {
+            let values = pairs.iter().map(|(user, order)| format!("({user},{order})")).collect::<Vec<_>>().join(",");
+            let leave = self.db.dialect().or_leave("user_id, order_id");
+            tx.execute_text(format!("INSERT INTO orders_by_user (user_id, order_id) VALUES {values}{leave}")).await?;
+        }
+        tx.execute("UPDATE sale SET orders_indexed_to = ? WHERE id = ?", args![indexed_to, sale]).await?;
+        tx.commit().await?;
+        Ok(true)
     }
 
     pub(super) async fn cancel_order(&self, id: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {
@@ -79,16 +127,17 @@ impl Store {
         let mut order = read(&row.ok_or_else(|| unreadable("an order"))?)?;
         if !order.status.may_become(OrderStatus::Cancelled) {
             tx.roll_back().await?;
-            return Ok(Stepped::Illegal(order.status));
+            let repeated = order.status == OrderStatus::Cancelled;
+            return Ok(if repeated { Stepped::Repeated(order) } else { Stepped::Illegal(order.status) });
         }
         order.status = OrderStatus::Cancelled;
-        order.updated_at = now;
+        // The clock of this process may be behind the one that made the order.
+        order.updated_at = now.max(order.updated_at);
         let update = "UPDATE orders SET status = ?, live = NULL, updated_at = ? WHERE id = ?";
-        tx.execute(update, args![order.status.as_str(), now.ms(), id.get()]).await?;
+        tx.execute(update, args![order.status.as_str(), order.updated_at.ms(), id.get()]).await?;
         let freed = if failpoint::planted("release-twice") { 2_i64 } else { 1 };
         tx.execute("UPDATE sale SET sold = sold - ? WHERE id = ?", args![freed, order.sale.get()]).await?;
-        let owed = "INSERT INTO owed (order_id, sale_id, user_id) VALUES (?, ?, ?)";
-        tx.execute(owed, args![id.get(), order.sale.get(), user.get()]).await?;
+        owe_release(&mut tx, id, order.sale, user).await?;
         tx.commit().await?;
         Ok(Stepped::Done(order))
     }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use serde_json::json;
 use stampede_core::ports::{Admitted, LedgerError, Recorded, Result};
 use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
@@ -13,7 +12,10 @@ use crate::db::{Dialect, Pool, Tx, args, within};
 use crate::errors::{failed, not_begun};
 
 /// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
-const ROOM: &str = "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total";
+/// A sale with orders in quarantine, or in the index by user, takes the slow way, which looks at both.
+const ROOM: &str =
+    "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total AND orders_indexed_to < 0
+    AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
 /// PostgreSQL: the batch as four arrays. Fewer rows than asked for means that one was in the way.
 const FROM_ARRAYS: &str = "\
@@ -70,45 +72,56 @@ impl Store {
 
     async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
         let mut tx = self.db.begin().await?;
-        let (found, price_cents) = find(&mut tx, self.db.dialect(), sale, batch).await?;
-        let answers = settle(sale, epoch, batch, found);
-        let sold = answers.iter().filter(|&&answer| answer == Recorded::Recorded).count();
-        if sold > 0 {
-            tx.execute("UPDATE sale SET sold = sold + ? WHERE id = ?", args![sold as i64, sale.get()]).await?;
-        }
-        let mut rows = String::new();
-        for (item, answer) in batch.iter().zip(&answers) {
-            let (live, status, reason) = match answer {
-                Recorded::Recorded => ("1", OrderStatus::Unpaid, "NULL".to_owned()),
-                Recorded::Refused { reason, .. } => ("NULL", OrderStatus::Rejected, format!("'{}'", reason.as_str())),
-                Recorded::Already | Recorded::Dead | Recorded::IdCollision => continue,
-            };
-            let Admitted { order, user, seq, at } = item;
-            let (comma, status, at) = (if rows.is_empty() { "" } else { "," }, status.as_str(), at.ms());
-            // Writing to a String cannot fail.
-            let _ = write!(
-                rows,
-                "{comma}({order},{sale},{user},{live},'{status}',{reason},{},{seq},{price_cents},{at},{at})",
-                epoch.0,
-            );
-        }
-        if !rows.is_empty() {
-            let columns = "id, sale_id, user_id, live, status, reason, epoch, seq, price_cents, created_at, updated_at";
-            tx.execute_text(format!("INSERT INTO orders ({columns}) VALUES {rows}")).await?;
-        }
+        let (mut found, price_cents) = find(&mut tx, self.db.dialect(), sale, batch).await?;
+        let outcomes = settle(sale, epoch, batch, &mut found);
+        let pairs: Vec<_> = batch.iter().copied().zip(outcomes.iter().copied()).collect();
+        insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &pairs).await?;
         failpoint::hit("record.inserted");
         tx.commit().await?;
         failpoint::hit("record.committed");
-        Ok(answers)
+        Ok(outcomes)
     }
+}
 
-    pub(super) async fn put_in_quarantine(&self, sale: SaleId, admitted: Admitted, error: &str) -> Result<()> {
-        let payload = json!({ "seq": admitted.seq, "at": admitted.at }).to_string();
-        let insert = "INSERT INTO quarantine (order_id, sale_id, user_id, payload, error) VALUES (?, ?, ?, ?, ?)";
-        let sql = format!("{insert}{}", self.db.dialect().or_replace("order_id", &["error"]));
-        let (order, user) = (admitted.order.get(), admitted.user.get());
-        self.db.execute(&sql, args![order, sale.get(), user, payload.as_str(), error]).await
+/// Writes the rows of orders whose outcome was decided under the lock of the sale's row, and what is sold by them.
+pub(super) async fn insert_outcomes(
+    tx: &mut Tx,
+    found: &Found,
+    sale: SaleId,
+    epoch: Epoch,
+    price_cents: i64,
+    outcomes: &[(Admitted, Recorded)],
+) -> Result<()> {
+    let (mut rows, mut index, mut sold) = (String::new(), String::new(), 0_i64);
+    for (Admitted { order, user, seq, at }, outcome) in outcomes {
+        let (live, status, reason) = match outcome {
+            Recorded::Recorded => ("1", OrderStatus::Unpaid, "NULL".to_owned()),
+            Recorded::Refused { reason, .. } => ("NULL", OrderStatus::Rejected, format!("'{}'", reason.as_str())),
+            Recorded::Already | Recorded::Dead | Recorded::IdCollision | Recorded::Quarantined => continue,
+        };
+        let (comma, status, at) = (if rows.is_empty() { "" } else { "," }, status.as_str(), at.ms());
+        // Writing to a String cannot fail.
+        let _ = write!(
+            rows,
+            "{comma}({order},{sale},{user},{live},'{status}',{reason},{},{seq},{price_cents},{at},{at})",
+            epoch.0,
+        );
+        if *outcome == Recorded::Recorded {
+            sold += 1;
+            let _ = write!(index, "{}({user},{order})", if index.is_empty() { "" } else { "," });
+        }
     }
+    if sold > 0 {
+        tx.execute("UPDATE sale SET sold = sold + ? WHERE id = ?", args![sold, sale.get()]).await?;
+    }
+    if !rows.is_empty() {
+        let columns = "id, sale_id, user_id, live, status, reason, epoch, seq, price_cents, created_at, updated_at";
+        tx.execute_text(format!("INSERT INTO orders ({columns}) VALUES {rows}")).await?;
+    }
+    if found.indexed && !index.is_empty() {
+        tx.execute_text(format!("INSERT INTO orders_by_user (user_id, order_id) VALUES {index}")).await?;
+    }
+    Ok(())
 }
 
 /// Inserts the batch as live orders. `false` if one was in the way.
@@ -161,14 +174,15 @@ fn as_values(sorted: &[&Admitted], sale: SaleId, epoch: Epoch) -> String {
 }
 
 /// What the ledger holds of the batch's ids and people, read under the lock of the sale's row; and the sale's price.
-async fn find(tx: &mut Tx, dialect: Dialect, sale: SaleId, batch: &[Admitted]) -> Result<(Found, i64)> {
+pub(super) async fn find(tx: &mut Tx, dialect: Dialect, sale: SaleId, batch: &[Admitted]) -> Result<(Found, i64)> {
     let lock = dialect.for_update();
-    let sql = format!("SELECT epoch, total - sold, price_cents FROM sale WHERE id = ?{lock}");
+    let sql = format!("SELECT epoch, total - sold, price_cents, orders_indexed_to FROM sale WHERE id = ?{lock}");
     let row = tx
         .row(&sql, args![sale.get()])
         .await?
         .ok_or_else(|| LedgerError::Poison(format!("there is no sale {sale}").into()))?;
     let (epoch, room, price_cents) = (Epoch(row.int(0)?), row.int(1)?, row.int(2)?);
+    let indexed = row.int(3)? >= 0;
 
     let ids = list(batch.iter().map(|item| item.order.get()));
     let by_id =
@@ -177,6 +191,8 @@ async fn find(tx: &mut Tx, dialect: Dialect, sale: SaleId, batch: &[Admitted]) -
     let by_user =
         format!("SELECT user_id, id FROM orders WHERE sale_id = {sale} AND live = 1 AND user_id IN ({users}){lock}");
     let by_user = tx.rows_text(by_user).await?;
+    let quarantine = format!("SELECT order_id, sale_id, user_id FROM quarantine WHERE order_id IN ({ids}){lock}");
+    let quarantine = tx.rows_text(quarantine).await?;
 
     let bad = |_| unreadable("an order");
     let mut rows = HashMap::with_capacity(by_id.len());
@@ -189,5 +205,11 @@ async fn find(tx: &mut Tx, dialect: Dialect, sale: SaleId, batch: &[Admitted]) -
     for row in by_user {
         live.insert(UserId::new(row.int(0)?).map_err(bad)?, OrderId::new(row.int(1)?).map_err(bad)?);
     }
-    Ok((Found { epoch, room: u32::try_from(room).unwrap_or(0), rows, live }, price_cents))
+    let mut quarantined = HashMap::with_capacity(quarantine.len());
+    for row in quarantine {
+        let (sale, user) = (SaleId::new(row.int(1)?).map_err(bad)?, UserId::new(row.int(2)?).map_err(bad)?);
+        quarantined.insert(OrderId::new(row.int(0)?).map_err(bad)?, (sale, user));
+    }
+    let room = u32::try_from(room).unwrap_or(0);
+    Ok((Found { epoch, room, rows, live, quarantined, indexed }, price_cents))
 }

@@ -4,6 +4,7 @@ use stampede_core::ports::{Created, Edited, Inspected, Loaded, OrderRow, Result,
 use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId, VoucherId, Window, shop};
 
 use super::orders::{ROWS, read_row};
+use super::quarantine::WITHOUT_ROW;
 use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
@@ -62,7 +63,7 @@ impl Store {
         // Quarantined orders keep their mark: their stock stays taken until a person has looked.
         for sql in [
             "SELECT user_id, id FROM orders WHERE sale_id = ? AND live = 1",
-            "SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND order_id NOT IN (SELECT id FROM orders)",
+            &format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}"),
         ] {
             tx.pairs(sql, args![id.get()], &mut pairs).await?;
         }
@@ -90,8 +91,8 @@ impl Store {
             }
         }
         let (mut quarantine, mut owed) = (Vec::new(), Vec::new());
-        tx.pairs("SELECT user_id, order_id FROM quarantine WHERE sale_id = ?", args![id.get()], &mut quarantine)
-            .await?;
+        let in_quarantine = format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}");
+        tx.pairs(&in_quarantine, args![id.get()], &mut quarantine).await?;
         tx.pairs("SELECT user_id, order_id FROM owed WHERE sale_id = ?", args![id.get()], &mut owed).await?;
         tx.roll_back().await?;
         let mark = |(user, order): (i64, i64)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));

@@ -22,19 +22,38 @@ pub(crate) struct Found {
     pub(crate) rows: HashMap<OrderId, Row>,
     /// The live orders of the batch's users in this sale.
     pub(crate) live: HashMap<UserId, OrderId>,
+    /// The batch's ids that are in quarantine, and whose they are.
+    pub(crate) quarantined: HashMap<OrderId, (SaleId, UserId)>,
+    /// The sale's orders are being copied into the index by user, or are there: new ones go there at once.
+    pub(crate) indexed: bool,
+}
+
+impl Found {
+    /// What the order is by the row that has its id, if there is one.
+    pub(crate) fn by_row(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<Recorded> {
+        self.rows.get(order).map(|row| match row {
+            row if row.sale != sale || row.user != *user => Recorded::IdCollision,
+            row if row.live => Recorded::Already,
+            _ => Recorded::Dead,
+        })
+    }
+
+    /// The same by the quarantine.
+    fn by_quarantine(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<Recorded> {
+        let same = *self.quarantined.get(order)? == (sale, *user);
+        Some(if same { Recorded::Quarantined } else { Recorded::IdCollision })
+    }
 }
 
 /// One answer per order, in the order of the batch. Who came first (by `seq`) gets what is left.
-pub(crate) fn settle(sale: SaleId, epoch: Epoch, batch: &[Admitted], mut found: Found) -> Vec<Recorded> {
+pub(crate) fn settle(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mut Found) -> Vec<Recorded> {
     let mut turns: Vec<usize> = (0..batch.len()).collect();
     turns.sort_by_key(|&i| (batch[i].seq, batch[i].order));
     let mut answers = vec![Recorded::IdCollision; batch.len()];
     for i in turns {
         let Admitted { order, user, .. } = batch[i];
-        answers[i] = match found.rows.get(&order) {
-            Some(row) if row.sale != sale || row.user != user => Recorded::IdCollision,
-            Some(row) if row.live => Recorded::Already,
-            Some(_) => Recorded::Dead,
+        answers[i] = match found.by_row(sale, &batch[i]).or_else(|| found.by_quarantine(sale, &batch[i])) {
+            Some(known) => known,
             None => {
                 let answer = match found.live.get(&user) {
                     Some(&keep) => Recorded::Refused { reason: RejectReason::AlreadyHas, keep: Some(keep) },
@@ -68,13 +87,21 @@ mod tests {
         fn keeps_the_fences(
             batch in proptest::collection::vec((1..12i64, 1..8i64, 0..20i64), 0..24),
             rows in proptest::collection::vec((1..12i64, 1..8i64, any::<bool>()), 0..6),
+            quarantined in proptest::collection::hash_set(1..12i64, 0..3),
             room in 0..6u32,
             same_epoch in any::<bool>(),
         ) {
             let sale = SaleId::new(1).unwrap();
             let order = |n| OrderId::new(n).unwrap();
             let user = |n| UserId::new(n).unwrap();
-            let mut found = Found { epoch: Epoch(1), room, rows: HashMap::new(), live: HashMap::new() };
+            let mut found = Found {
+                epoch: Epoch(1),
+                room,
+                rows: HashMap::new(),
+                live: HashMap::new(),
+                quarantined: quarantined.iter().map(|&o| (order(o), (sale, user(1)))).collect(),
+                indexed: false,
+            };
             for (o, u, live) in rows {
                 let live = live && !found.live.contains_key(&user(u)) && !found.rows.contains_key(&order(o));
                 if live { found.live.insert(user(u), order(o)); }
@@ -85,7 +112,7 @@ mod tests {
                 .map(|(o, u, seq)| Admitted { order: order(o), user: user(u), seq, at: Timestamp::from_ms(0) })
                 .collect();
             let epoch = if same_epoch { Epoch(1) } else { Epoch(2) };
-            let answers = settle(sale, epoch, &batch, found);
+            let answers = settle(sale, epoch, &batch, &mut found);
             prop_assert_eq!(answers.len(), batch.len());
 
             let (mut sold, mut ids) = (0, HashSet::new());
@@ -101,8 +128,12 @@ mod tests {
                     Recorded::Refused { keep, .. } => {
                         if let Some(keep) = keep { prop_assert!(*keep != item.order); }
                     }
+                    Recorded::Quarantined => {
+                        prop_assert!(quarantined.contains(&item.order.get()) && item.user == user(1));
+                    }
                     Recorded::Already | Recorded::Dead | Recorded::IdCollision => {}
                 }
+                prop_assert!(*answer != Recorded::Recorded || !quarantined.contains(&item.order.get()));
             }
             prop_assert!(sold <= room);
         }

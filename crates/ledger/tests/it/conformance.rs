@@ -16,7 +16,9 @@ macro_rules! suite {
             records_once, never_more_than_total, one_live_order_a_person, refuses_another_epoch, tells_a_collision,
             cancels_once, dead_stays_dead, concurrent_batches_keep_the_fences, edits_are_versioned, tops_up_once,
             creates_only_under_a_parent, leases_never_overlap, a_code_is_tried_few_times_and_used_once,
-            sessions_slide_and_end, quarantine_keeps_its_mark, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows, shops_are_searched_and_edited);
+            sessions_slide_and_end, quarantined_orders_keep_their_mark_until_an_operator_acts,
+            quarantine_yields_to_rows_epochs_and_stock, a_cancellation_is_never_older_than_its_order,
+            orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows, shops_are_searched_and_edited);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -27,6 +29,11 @@ macro_rules! suite {
     };
 }
 pub(crate) use suite;
+
+mod own_orders;
+mod quarantine;
+pub use own_orders::*;
+pub use quarantine::*;
 
 const NOW: Timestamp = Timestamp::from_ms(1_800_000_000_000);
 const E1: Epoch = Epoch(1);
@@ -383,29 +390,6 @@ pub async fn sessions_slide_and_end(stores: &Stores) {
     assert_eq!(accounts.session(id, NOW).await.unwrap(), None);
     accounts.touch_sessions(&[later]).await.unwrap();
     assert_eq!(accounts.session(id, NOW).await.unwrap(), None, "an ended session is not revived");
-}
-
-pub async fn quarantine_keeps_its_mark(stores: &Stores) {
-    let sale = sale_of(stores, 5).await;
-    record(stores, sale, &[(1, 1)]).await;
-    for error in ["odd", "odd again"] {
-        stores.ledger.quarantine(sale, admitted(2, 2), error).await.unwrap();
-    }
-    let marks = stores.ledger.load(sale).await.unwrap().unwrap().marks;
-    assert_eq!(marks.into_iter().collect::<HashSet<_>>(), HashSet::from([(user(1), order(1)), (user(2), order(2))]));
-}
-
-pub async fn orders_are_listed_newest_first(stores: &Stores) {
-    let sale = sale_of(stores, 5).await;
-    for n in 1..=4 {
-        record(stores, sale, &[(n, 1)]).await;
-        stores.ledger.cancel(order(n), user(1), NOW).await.unwrap();
-    }
-    record(stores, sale, &[(5, 1), (6, 2), (7, 1)]).await;
-    let ids = |orders: Vec<Order>| orders.iter().map(|order| order.id.get()).collect::<Vec<_>>();
-    let list = |before, limit| stores.ledger.orders_of(user(1), before, limit);
-    assert_eq!(ids(list(None, 3).await.unwrap()), [5, 4, 3], "a rejected try is not an order of mine");
-    assert_eq!(ids(list(Some(order(3)), 3).await.unwrap()), [2, 1]);
 }
 
 pub async fn a_missing_sale_is_poison(stores: &Stores) {

@@ -150,3 +150,28 @@ on!(
     "SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
     &["TRUNCATE audit"]
 );
+
+/// With a binary log, recovery rolls back what that log does not hold: a server that does not flush it at each commit is refused, unless
+/// InnoDB's own log is flushed at prepare and at commit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_with_an_unsynced_binary_log_is_refused() {
+    let server =
+        stampede_testkit::mariadb::start_with(&["--log-bin=binlog", "--server-id=1", "--sync-binlog=0"]).unwrap();
+    let url = stampede_testkit::mariadb::create_database(&server, "binlog").unwrap();
+    let database = Database::parse(&url).unwrap();
+    let mut administrator = sqlx::MySqlConnection::connect(&url).await.unwrap();
+    for (sync_binlog, flush, durable) in [(0, 1, false), (100, 1, false), (1, 2, false), (1, 1, true), (0, 3, true)] {
+        let set = format!("SET GLOBAL sync_binlog = {sync_binlog}, GLOBAL innodb_flush_log_at_trx_commit = {flush}");
+        raw_sql(AssertSqlSafe(set)).execute(&mut administrator).await.unwrap();
+        match open(&database).await {
+            Ok(stores) => {
+                assert!(durable, "sync_binlog = {sync_binlog} with {flush} was let through");
+                stores.ledger.close().await;
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(!durable && error.contains("durability"), "sync_binlog = {sync_binlog} with {flush}: {error}");
+            }
+        }
+    }
+}

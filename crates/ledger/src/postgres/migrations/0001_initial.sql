@@ -49,12 +49,16 @@ CREATE TABLE sale (
     sold        BIGINT NOT NULL DEFAULT 0,
     epoch       BIGINT NOT NULL DEFAULT 1,
     ver         BIGINT NOT NULL DEFAULT 1,
+    -- The orders of users up to this id are in orders_by_user: -1 none, the largest number all.
+    orders_indexed_to BIGINT NOT NULL DEFAULT -1,
     created_at  BIGINT NOT NULL,
     CHECK (end_at > begin_at),
     CHECK (sold >= 0 AND sold <= total)
 );
 
 CREATE INDEX sale_by_end ON sale (end_at);
+
+CREATE INDEX sale_by_indexed ON sale (orders_indexed_to, end_at);
 
 CREATE TABLE orders (
     id          BIGINT PRIMARY KEY,
@@ -79,13 +83,26 @@ CREATE TABLE owed (
     user_id  BIGINT NOT NULL
 );
 
--- Orders that cannot be recorded for a reason of their own. Their stock stays taken until a person has looked.
+-- Orders that cannot be recorded for a reason of their own. Their stock stays taken until an operator retries or discards them.
 CREATE TABLE quarantine (
-    order_id BIGINT PRIMARY KEY,
-    sale_id  BIGINT NOT NULL,
+    order_id       BIGINT PRIMARY KEY,
+    sale_id        BIGINT NOT NULL,
+    user_id        BIGINT NOT NULL,
+    epoch          BIGINT NOT NULL,
+    seq            BIGINT NOT NULL,
+    admitted_at    BIGINT NOT NULL,
+    error          TEXT NOT NULL,
+    quarantined_at BIGINT NOT NULL
+);
+
+CREATE INDEX quarantine_by_sale ON quarantine (sale_id);
+
+-- The orders of each user, for sales whose orders were copied here (sale.orders_indexed_to). An index on orders itself would cost
+-- every order more than half of its insert, so the copy is made after the sale.
+CREATE TABLE orders_by_user (
     user_id  BIGINT NOT NULL,
-    payload  TEXT    NOT NULL,
-    error    TEXT    NOT NULL
+    order_id BIGINT NOT NULL,
+    PRIMARY KEY (user_id, order_id)
 );
 
 -- A top-up is added once, however often it is sent.

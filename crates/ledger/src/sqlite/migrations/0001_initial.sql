@@ -49,12 +49,16 @@ CREATE TABLE sale (
     sold        INTEGER NOT NULL DEFAULT 0,
     epoch       INTEGER NOT NULL DEFAULT 1,
     ver         INTEGER NOT NULL DEFAULT 1,
+    -- The orders of users up to this id are in orders_by_user: -1 none, the largest number all.
+    orders_indexed_to INTEGER NOT NULL DEFAULT -1,
     created_at  INTEGER NOT NULL,
     CHECK (end_at > begin_at),
     CHECK (sold >= 0 AND sold <= total)
 ) STRICT;
 
 CREATE INDEX sale_by_end ON sale (end_at);
+
+CREATE INDEX sale_by_indexed ON sale (orders_indexed_to, end_at);
 
 CREATE TABLE orders (
     id          INTEGER PRIMARY KEY,
@@ -80,14 +84,27 @@ CREATE TABLE owed (
     user_id  INTEGER NOT NULL
 ) STRICT;
 
--- Orders that cannot be recorded for a reason of their own. Their stock stays taken until a person has looked.
+-- Orders that cannot be recorded for a reason of their own. Their stock stays taken until an operator retries or discards them.
 CREATE TABLE quarantine (
-    order_id INTEGER PRIMARY KEY,
-    sale_id  INTEGER NOT NULL,
-    user_id  INTEGER NOT NULL,
-    payload  TEXT    NOT NULL,
-    error    TEXT    NOT NULL
+    order_id       INTEGER PRIMARY KEY,
+    sale_id        INTEGER NOT NULL,
+    user_id        INTEGER NOT NULL,
+    epoch          INTEGER NOT NULL,
+    seq            INTEGER NOT NULL,
+    admitted_at    INTEGER NOT NULL,
+    error          TEXT NOT NULL,
+    quarantined_at INTEGER NOT NULL
 ) STRICT;
+
+CREATE INDEX quarantine_by_sale ON quarantine (sale_id);
+
+-- The orders of each user, for sales whose orders were copied here (sale.orders_indexed_to). An index on orders itself would cost
+-- every order more than half of its insert, so the copy is made after the sale.
+CREATE TABLE orders_by_user (
+    user_id  INTEGER NOT NULL,
+    order_id INTEGER NOT NULL,
+    PRIMARY KEY (user_id, order_id)
+) STRICT, WITHOUT ROWID;
 
 -- A top-up is added once, however often it is sent.
 CREATE TABLE top_up (

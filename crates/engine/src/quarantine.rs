@@ -1,0 +1,45 @@
+//! What an operator does with orders that could not be recorded.
+
+use stampede_core::ports::{Discarded, LedgerError, QuarantinedOrder, Recorded};
+use stampede_core::{Code, OrderId};
+
+use crate::commit::describe;
+use crate::engine::Engine;
+use crate::error::Error;
+
+impl Engine {
+    /// The orders in quarantine, newest first, those below `before`.
+    pub async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>, Error> {
+        Ok(self.stores.ledger.quarantined(before, limit).await?)
+    }
+
+    pub async fn quarantined_order(&self, id: OrderId) -> Result<QuarantinedOrder, Error> {
+        self.stores.ledger.quarantined_order(id).await?.ok_or(Error::Plain(Code::NoSuchOrder))
+    }
+
+    /// Records the order under the sale's present epoch. What the ledger refuses now is rejected, and its mark released.
+    pub async fn retry_quarantined(&self, id: OrderId) -> Result<Recorded, Error> {
+        match self.stores.ledger.retry_quarantined(id).await {
+            Ok(Some(recorded)) => {
+                self.owed.notify_one();
+                Ok(recorded)
+            }
+            Ok(None) => Err(Error::Plain(Code::NoSuchOrder)),
+            Err(LedgerError::Poison(error)) => Err(Error::NotRecordable(describe(&*error))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Rejects the order for good. Its mark is released by the worker that does so for all dead orders.
+    pub async fn discard_quarantined(&self, id: OrderId) -> Result<(), Error> {
+        match self.stores.ledger.discard_quarantined(id).await? {
+            Discarded::Done => {
+                self.owed.notify_one();
+                Ok(())
+            }
+            // It was recorded in the meantime, and lives on.
+            Discarded::HadRow => Err(Error::Plain(Code::IllegalStep)),
+            Discarded::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
+        }
+    }
+}

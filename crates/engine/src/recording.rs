@@ -1,0 +1,253 @@
+//! Takes admitted orders of one sale into the ledger, until it is known what became of each.
+//!
+//! - An outage is retried with the same ids and growing pauses for as long as it takes. A timeout is not a no, so nothing is released on doubt.
+//! - A batch with an error in its data is halved until the orders that fail alone are found. These become *suspects*: they keep their
+//!   marks and are tried again beside the queue, so that the other orders move on.
+//! - A suspect goes into quarantine after [`TRIES`] tries over at least `quarantine_after`, so that a short trouble quarantines nothing.
+//!   If every order of a batch fails alone, the orders are hardly to blame: such suspects wait, in addition, until the ledger has
+//!   recorded another order of the sale.
+//! - Suspects are bounded. At the bound a batch that fails is retried as a whole, like an outage, and the queue in front of it fills.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use metrics::{Counter, counter};
+use stampede_core::ports::{Admitted, Ledger, LedgerError, QuarantinedOrder, Recorded};
+use stampede_core::{Clock, Epoch, OrderId, SaleId};
+use tokio::sync::Notify;
+
+use crate::commit::{CommitOutcome, Pending, describe};
+
+/// How often a suspect is tried before it goes into quarantine.
+pub(crate) const TRIES: u32 = 8;
+/// The most suspects of one sale.
+const MAX_SUSPECTS: usize = 1000;
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// An order that failed alone, for a reason in its data as far as the database tells.
+#[derive(Debug, Clone)]
+struct Suspect {
+    pending: Pending,
+    error: String,
+    since: Instant,
+    tries: u32,
+    /// Every order of its batch failed: only another order that was recorded since shows that the ledger works.
+    whole_batch: bool,
+}
+
+/// The recording end of one sale.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    sale: SaleId,
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
+    quarantine_after: Duration,
+    suspects: Mutex<HashMap<OrderId, Suspect>>,
+    suspect_added: Notify,
+    /// When the ledger last recorded an order of this sale.
+    last_recorded: Mutex<Option<Instant>>,
+    retries: Counter,
+    quarantined: Counter,
+}
+
+/// The database rejected the data.
+struct DataError(String);
+
+impl Recording {
+    pub(crate) fn new(
+        sale: SaleId,
+        ledger: Arc<dyn Ledger>,
+        clock: Arc<dyn Clock>,
+        quarantine_after: Duration,
+    ) -> Self {
+        Self {
+            sale,
+            ledger,
+            clock,
+            quarantine_after,
+            suspects: Mutex::default(),
+            suspect_added: Notify::new(),
+            last_recorded: Mutex::new(None),
+            retries: counter!("stampede_commit_retries_total"),
+            quarantined: counter!("stampede_quarantined_total"),
+        }
+    }
+
+    /// Records orders of one epoch: one outcome for each, in their order.
+    pub(crate) async fn record(&self, epoch: Epoch, batch: &[Admitted]) -> Vec<CommitOutcome> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let error = match self.attempt(epoch, batch).await {
+                Ok(recorded) => return recorded.into_iter().map(CommitOutcome::Known).collect(),
+                Err(error) => error,
+            };
+            let found = self.isolate(epoch, batch, error).await;
+            let whole_batch = batch.len() > 1 && found.iter().all(Result::is_err);
+            if let Some(outcomes) = self.suspect(epoch, batch, found, whole_batch) {
+                return outcomes;
+            }
+            tracing::error!(sale = %self.sale, orders = batch.len(), "too many orders cannot be recorded; trying again");
+            self.wait(&mut pause).await;
+        }
+    }
+
+    /// One call of the ledger, repeated through outages.
+    async fn attempt(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>, DataError> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let error = match self.call(epoch, batch).await {
+                Ok(recorded) => return Ok(recorded),
+                Err(LedgerError::Poison(error)) => return Err(DataError(describe(&*error))),
+                Err(error) => describe(&error),
+            };
+            tracing::warn!(sale = %self.sale, orders = batch.len(), error, "cannot record yet; trying again");
+            self.wait(&mut pause).await;
+        }
+    }
+
+    async fn call(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>, LedgerError> {
+        // A panic below says as little about what happened as a lost connection does.
+        let call = AssertUnwindSafe(self.ledger.record(self.sale, epoch, batch)).catch_unwind().await;
+        let recorded = call.unwrap_or_else(|_| Err(LedgerError::Unknown("the ledger panicked".into())))?;
+        if recorded.contains(&Recorded::Recorded) {
+            *self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        Ok(recorded)
+    }
+
+    async fn wait(&self, pause: &mut Duration) {
+        self.retries.increment(1);
+        tokio::time::sleep(*pause).await;
+        *pause = (*pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// Halves a batch that failed until the orders that fail alone are found.
+    fn isolate<'a>(
+        &'a self,
+        epoch: Epoch,
+        batch: &'a [Admitted],
+        error: DataError,
+    ) -> BoxFuture<'a, Vec<Result<Recorded, DataError>>> {
+        let isolating = async move {
+            if batch.len() < 2 {
+                return vec![Err(error)];
+            }
+            let (first, second) = batch.split_at(batch.len() / 2);
+            let mut found = Vec::with_capacity(batch.len());
+            for half in [first, second] {
+                match self.attempt(epoch, half).await {
+                    Ok(recorded) => found.extend(recorded.into_iter().map(Ok)),
+                    Err(error) => found.extend(self.isolate(epoch, half, error).await),
+                }
+            }
+            found
+        };
+        isolating.boxed()
+    }
+
+    /// Makes suspects of the orders that failed. `None` if there is no room for them; then nothing was done.
+    fn suspect(
+        &self,
+        epoch: Epoch,
+        batch: &[Admitted],
+        found: Vec<Result<Recorded, DataError>>,
+        whole_batch: bool,
+    ) -> Option<Vec<CommitOutcome>> {
+        let mut suspects = self.suspects();
+        let new =
+            batch.iter().zip(&found).filter(|(order, found)| found.is_err() && !suspects.contains_key(&order.order));
+        if suspects.len() + new.count() > MAX_SUSPECTS {
+            return None;
+        }
+        let outcome = |(admitted, found): (&Admitted, Result<Recorded, DataError>)| match found {
+            Ok(recorded) => CommitOutcome::Known(recorded),
+            Err(DataError(error)) => {
+                tracing::warn!(sale = %self.sale, order = %admitted.order, error, "an order cannot be recorded; it is tried again");
+                let pending = Pending { epoch, admitted: *admitted };
+                let (since, tries) = (Instant::now(), 1);
+                suspects.entry(admitted.order).or_insert(Suspect { pending, error, since, tries, whole_batch });
+                CommitOutcome::Undecided
+            }
+        };
+        let outcomes = batch.iter().zip(found).map(outcome).collect();
+        drop(suspects);
+        self.suspect_added.notify_one();
+        Some(outcomes)
+    }
+
+    fn suspects(&self) -> MutexGuard<'_, HashMap<OrderId, Suspect>> {
+        self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when it is time to try the suspects again.
+    pub(crate) async fn suspects_due(&self) {
+        while self.suspects().is_empty() {
+            self.suspect_added.notified().await;
+        }
+        tokio::time::sleep(self.quarantine_after / (TRIES - 1)).await;
+    }
+
+    /// Tries every suspect once more, alone. Returns those whose outcome is known now. No other order of the sale may be recorded
+    /// meanwhile.
+    pub(crate) async fn try_suspects(&self) -> Vec<(Pending, Recorded)> {
+        let suspects: Vec<Suspect> = self.suspects().values().cloned().collect();
+        let mut known = Vec::new();
+        for suspect in suspects {
+            let Pending { epoch, admitted } = suspect.pending;
+            let outcome = match self.call(epoch, &[admitted]).await {
+                Ok(recorded) => recorded.first().copied(),
+                Err(LedgerError::Poison(error)) => self.count_try(suspect, describe(&*error)).await,
+                // The ledger is not there, so this was no try; the rest waits for the next turn.
+                Err(error) => {
+                    tracing::warn!(sale = %self.sale, error = describe(&error), "cannot try orders again yet");
+                    break;
+                }
+            };
+            if let Some(recorded) = outcome {
+                self.suspects().remove(&admitted.order);
+                known.push((Pending { epoch, admitted }, recorded));
+            }
+        }
+        known
+    }
+
+    /// Counts a try that failed. After enough of them the order goes into quarantine, and its outcome is known.
+    async fn count_try(&self, suspect: Suspect, error: String) -> Option<Recorded> {
+        let Suspect { pending: Pending { epoch, admitted }, since, whole_batch, .. } = suspect;
+        let tries = suspect.tries + 1;
+        if let Some(suspect) = self.suspects().get_mut(&admitted.order) {
+            suspect.tries = tries;
+            suspect.error.clone_from(&error);
+        }
+        let last_recorded = *self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let ledger_works = !whole_batch || last_recorded.is_some_and(|at| at > since);
+        if tries < TRIES || since.elapsed() < self.quarantine_after || !ledger_works {
+            return None;
+        }
+        let quarantined_at = self.clock.now();
+        let order = QuarantinedOrder { sale: self.sale, epoch, admitted, error, quarantined_at };
+        match self.ledger.quarantine(&order).await {
+            Ok(recorded) => {
+                tracing::error!(sale = %self.sale, order = %admitted.order, error = order.error, tries, "an order cannot be recorded: quarantined");
+                self.quarantined.increment(u64::from(recorded == Recorded::Quarantined));
+                Some(recorded)
+            }
+            Err(error) => {
+                tracing::error!(order = %admitted.order, error = describe(&error), "cannot write the quarantine; trying again");
+                None
+            }
+        }
+    }
+
+    /// At shutdown: what is still not known. No buyer was promised any of these.
+    pub(crate) fn report_undecided(&self) {
+        for suspect in self.suspects().values() {
+            tracing::error!(sale = %self.sale, order = %suspect.pending.admitted.order, error = suspect.error, "an order could not be recorded until the end");
+        }
+    }
+}

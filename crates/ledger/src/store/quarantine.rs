@@ -1,0 +1,125 @@
+//! Orders that cannot be recorded for a reason of their own, until an operator retries or discards them.
+//!
+//! Every change locks the sale's row first, so that it cannot cross a recording of the same order.
+
+use stampede_core::ports::{Admitted, Discarded, QuarantinedOrder, Recorded, Result};
+use stampede_core::{Epoch, OrderId, RejectReason, SaleId, Timestamp, UserId};
+
+use super::orders::owe_release;
+use super::record::{find, insert_outcomes};
+use super::settle::settle;
+use super::{Store, unreadable};
+use crate::db::{Row, Tx, args};
+
+const QUARANTINED: &str =
+    "SELECT order_id, sale_id, user_id, epoch, seq, admitted_at, error, quarantined_at FROM quarantine WHERE";
+
+/// A quarantine entry whose order was recorded all the same says nothing any more.
+pub(super) const WITHOUT_ROW: &str = "NOT EXISTS (SELECT 1 FROM orders WHERE orders.id = quarantine.order_id)";
+
+fn read(row: &Row) -> Result<QuarantinedOrder> {
+    let bad = |_| unreadable("a quarantined order");
+    Ok(QuarantinedOrder {
+        sale: SaleId::new(row.int(1)?).map_err(bad)?,
+        epoch: Epoch(row.int(3)?),
+        admitted: Admitted {
+            order: OrderId::new(row.int(0)?).map_err(bad)?,
+            user: UserId::new(row.int(2)?).map_err(bad)?,
+            seq: row.int(4)?,
+            at: Timestamp::from_ms(row.int(5)?),
+        },
+        error: row.text(6)?,
+        quarantined_at: Timestamp::from_ms(row.int(7)?),
+    })
+}
+
+async fn delete(tx: &mut Tx, id: OrderId) -> Result<()> {
+    tx.execute("DELETE FROM quarantine WHERE order_id = ?", args![id.get()]).await?;
+    Ok(())
+}
+
+impl Store {
+    pub(super) async fn read_quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>> {
+        let sql = format!("{QUARANTINED} order_id < ? AND {WITHOUT_ROW} ORDER BY order_id DESC LIMIT ?");
+        let before = before.map_or(i64::MAX, OrderId::get);
+        self.db.rows(&sql, args![before, limit]).await?.iter().map(read).collect()
+    }
+
+    pub(super) async fn read_quarantined_order(&self, id: OrderId) -> Result<Option<QuarantinedOrder>> {
+        let row = self.db.row(&format!("{QUARANTINED} order_id = ? AND {WITHOUT_ROW}"), args![id.get()]).await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    pub(super) async fn put_in_quarantine(&self, item: &QuarantinedOrder) -> Result<Recorded> {
+        let QuarantinedOrder { sale, epoch, admitted, error, quarantined_at } = item;
+        let (batch, dialect) = ([*admitted], self.db.dialect());
+        let mut tx = self.db.begin().await?;
+        let (found, price_cents) = find(&mut tx, dialect, *sale, &batch).await?;
+        let outcome = match found.by_row(*sale, admitted) {
+            Some(outcome) => outcome,
+            None if found.epoch != *epoch => {
+                let refused = Recorded::Refused { reason: RejectReason::Epoch, keep: None };
+                insert_outcomes(&mut tx, &found, *sale, *epoch, price_cents, &[(*admitted, refused)]).await?;
+                refused
+            }
+            None => {
+                let insert = "INSERT INTO quarantine
+                    (order_id, sale_id, user_id, epoch, seq, admitted_at, error, quarantined_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+                let sql = format!("{insert}{}", dialect.or_replace("order_id", &["error"]));
+                let (order, user, at) = (admitted.order.get(), admitted.user.get(), admitted.at.ms());
+                let (seq, now) = (admitted.seq, quarantined_at.ms());
+                tx.execute(&sql, args![order, sale.get(), user, epoch.0, seq, at, error.as_str(), now]).await?;
+                Recorded::Quarantined
+            }
+        };
+        tx.commit().await?;
+        Ok(outcome)
+    }
+
+    pub(super) async fn record_quarantined(&self, id: OrderId) -> Result<Option<Recorded>> {
+        let Some(QuarantinedOrder { sale, admitted, .. }) = self.read_quarantined_order(id).await? else {
+            return Ok(None);
+        };
+        let mut tx = self.db.begin().await?;
+        let (mut found, price_cents) = find(&mut tx, self.db.dialect(), sale, &[admitted]).await?;
+        if found.quarantined.remove(&id).is_none() {
+            // Another operator was first.
+            tx.roll_back().await?;
+            return Ok(None);
+        }
+        delete(&mut tx, id).await?;
+        let epoch = found.epoch;
+        let outcome = settle(sale, epoch, &[admitted], &mut found)[0];
+        insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, outcome)]).await?;
+        if matches!(outcome, Recorded::Refused { .. }) {
+            owe_release(&mut tx, id, sale, admitted.user).await?;
+        }
+        tx.commit().await?;
+        Ok(Some(outcome))
+    }
+
+    pub(super) async fn reject_quarantined(&self, id: OrderId) -> Result<Discarded> {
+        // Read with its row, if it has one: what is left of the entry must go then.
+        let row = self.db.row(&format!("{QUARANTINED} order_id = ?"), args![id.get()]).await?;
+        let Some(QuarantinedOrder { sale, epoch, admitted, .. }) = row.as_ref().map(read).transpose()? else {
+            return Ok(Discarded::NoSuchOrder);
+        };
+        let mut tx = self.db.begin().await?;
+        let (mut found, price_cents) = find(&mut tx, self.db.dialect(), sale, &[admitted]).await?;
+        if found.quarantined.remove(&id).is_none() {
+            tx.roll_back().await?;
+            return Ok(Discarded::NoSuchOrder);
+        }
+        delete(&mut tx, id).await?;
+        let discarded = if found.rows.contains_key(&id) {
+            Discarded::HadRow
+        } else {
+            let refused = Recorded::Refused { reason: RejectReason::Discarded, keep: None };
+            insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, refused)]).await?;
+            owe_release(&mut tx, id, sale, admitted.user).await?;
+            Discarded::Done
+        };
+        tx.commit().await?;
+        Ok(discarded)
+    }
+}

@@ -1,0 +1,81 @@
+//! A user's own orders: cancelling and listing them.
+
+use super::*;
+
+/// A sale of another voucher in the shop of [`sale_of`].
+async fn another_sale(stores: &Stores, n: i64) -> SaleId {
+    let first = stores.catalogue.voucher(VoucherId::new(7).unwrap()).await.unwrap().unwrap();
+    let voucher = Voucher { id: VoucherId::new(100 + n).unwrap(), ..first };
+    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::Done);
+    let sale = SaleId::new(100 + n).unwrap();
+    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, 100), NOW).await.unwrap(), Created::Done);
+    sale
+}
+
+pub async fn a_cancellation_is_never_older_than_its_order(stores: &Stores) {
+    let sale = sale_of(stores, 1).await;
+    record(stores, sale, &[(1, 1)]).await;
+    let made = stores.ledger.order(order(1)).await.unwrap().unwrap();
+    let earlier = made.created_at.minus(Duration::from_secs(3600));
+    let Stepped::Done(cancelled) = stores.ledger.cancel(order(1), user(1), earlier).await.unwrap() else {
+        panic!("not cancelled")
+    };
+    assert_eq!(cancelled.updated_at, made.created_at);
+    assert_eq!(stores.ledger.order(order(1)).await.unwrap(), Some(cancelled.clone()));
+    let again = stores.ledger.cancel(order(1), user(1), NOW).await.unwrap();
+    assert_eq!(again, Stepped::Repeated(cancelled), "cancelled once, answered alike");
+    assert_eq!(stores.ledger.owed(10).await.unwrap().len(), 1);
+}
+
+pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let mut sales = Vec::new();
+    for n in 0..3 {
+        let sale = if n == 0 { sale_of(stores, 100).await } else { another_sale(stores, n).await };
+        for m in 0..7 {
+            record(stores, sale, &[(100 * n + m + 1, m % 4 + 1)]).await;
+            ledger.cancel(order(100 * n + m + 1), user(m % 4 + 1), NOW).await.unwrap();
+        }
+        sales.push(sale);
+    }
+    let list = async |n: i64| {
+        let orders = ledger.orders_of(user(n), None, 100).await.unwrap();
+        orders.iter().map(|order| order.id.get()).collect::<Vec<_>>()
+    };
+    let expected = |n: i64| {
+        let ids = (0..3).flat_map(|sale| (0..7).map(move |m| (sale, m))).filter(|(_, m)| m % 4 + 1 == n);
+        let mut ids: Vec<i64> = ids.map(|(sale, m)| 100 * sale + m + 1).collect();
+        ids.reverse();
+        ids
+    };
+    assert!(!ledger.index_orders(NOW.minus(Duration::from_secs(7 * 86_400)), 3).await.unwrap(), "none is over");
+    // Steps smaller than a user's orders in a sale, too; between any two of them the list is whole.
+    let over = ledger.sale(sales[2]).await.unwrap().unwrap().window.end.plus(Duration::from_millis(1));
+    let mut steps = 0;
+    while ledger.index_orders(over, 1 + steps % 3).await.unwrap() {
+        steps += 1;
+        assert!(steps < 100, "it comes to an end");
+        for n in 1..=4 {
+            assert_eq!(list(n).await, expected(n), "user {n} after step {steps}");
+        }
+    }
+    assert!(steps >= 6, "{steps}");
+    // What is recorded afterwards is found as well.
+    assert_eq!(record(stores, sales[1], &[(500, 1), (501, 9)]).await, [Recorded::Recorded; 2]);
+    assert_eq!(list(9).await, [501]);
+    assert_eq!(list(1).await.first(), Some(&500));
+    assert_eq!(check(stores, sales[1]).await, 2);
+}
+
+pub async fn orders_are_listed_newest_first(stores: &Stores) {
+    let sale = sale_of(stores, 5).await;
+    for n in 1..=4 {
+        record(stores, sale, &[(n, 1)]).await;
+        stores.ledger.cancel(order(n), user(1), NOW).await.unwrap();
+    }
+    record(stores, sale, &[(5, 1), (6, 2), (7, 1)]).await;
+    let ids = |orders: Vec<Order>| orders.iter().map(|order| order.id.get()).collect::<Vec<_>>();
+    let list = |before, limit| stores.ledger.orders_of(user(1), before, limit);
+    assert_eq!(ids(list(None, 3).await.unwrap()), [5, 4, 3], "a rejected try is not an order of mine");
+    assert_eq!(ids(list(Some(order(3)), 3).await.unwrap()), [2, 1]);
+}

@@ -1,0 +1,67 @@
+//! Orders that could not be recorded.
+
+use stampede_core::ports::{Discarded, QuarantinedOrder};
+
+use super::*;
+
+fn quarantined(sale: SaleId, id: i64, epoch: Epoch, error: &str) -> QuarantinedOrder {
+    QuarantinedOrder { sale, epoch, admitted: admitted(id, id), error: error.to_owned(), quarantined_at: NOW }
+}
+
+pub async fn quarantined_orders_keep_their_mark_until_an_operator_acts(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let sale = sale_of(stores, 3).await;
+    record(stores, sale, &[(1, 1)]).await;
+    for error in ["odd", "odd again"] {
+        let put = ledger.quarantine(&quarantined(sale, 2, E1, error)).await.unwrap();
+        assert_eq!(put, Recorded::Quarantined);
+    }
+    ledger.quarantine(&quarantined(sale, 3, E1, "odd")).await.unwrap();
+    let marks = async || {
+        let marks = ledger.load(sale).await.unwrap().unwrap().marks;
+        let mut ids: Vec<i64> = marks.iter().map(|(_, order)| order.get()).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(marks().await, [1, 2, 3]);
+    let listed = ledger.quarantined(None, 10).await.unwrap();
+    assert_eq!(listed, [quarantined(sale, 3, E1, "odd"), quarantined(sale, 2, E1, "odd again")]);
+    assert_eq!(ledger.quarantined(Some(order(3)), 10).await.unwrap().len(), 1);
+    assert_eq!(ledger.quarantined_order(order(3)).await.unwrap().as_ref(), listed.first());
+
+    // A late duplicate of the message changes nothing, and takes no other order with it.
+    assert_eq!(record(stores, sale, &[(2, 2), (4, 4)]).await, [Recorded::Quarantined, Recorded::Recorded]);
+    let refused = record(stores, sale, &[(2, 9)]).await;
+    assert_eq!(refused, [Recorded::IdCollision], "an id in quarantine is another's");
+
+    assert_eq!(ledger.retry_quarantined(order(2)).await.unwrap(), Some(Recorded::Recorded));
+    assert_eq!(ledger.retry_quarantined(order(2)).await.unwrap(), None, "once");
+    assert_eq!(ledger.order(order(2)).await.unwrap().unwrap().user, user(2));
+    assert_eq!(ledger.discard_quarantined(order(3)).await.unwrap(), Discarded::Done);
+    assert_eq!(ledger.discard_quarantined(order(3)).await.unwrap(), Discarded::NoSuchOrder, "once");
+    assert_eq!(ledger.order(order(3)).await.unwrap().unwrap().status, OrderStatus::Rejected);
+    assert_eq!(record(stores, sale, &[(3, 3)]).await, [Recorded::Dead], "a discarded order stays dead");
+    assert_eq!(ledger.owed(10).await.unwrap().iter().map(|owed| owed.order).collect::<Vec<_>>(), [order(3)]);
+    assert_eq!(ledger.quarantined(None, 10).await.unwrap(), []);
+    assert_eq!(marks().await, [1, 2, 4]);
+    assert_eq!(check(stores, sale).await, 3);
+}
+
+pub async fn quarantine_yields_to_rows_epochs_and_stock(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let sale = sale_of(stores, 1).await;
+    record(stores, sale, &[(1, 1)]).await;
+    let put = async |id, epoch| ledger.quarantine(&quarantined(sale, id, epoch, "odd")).await.unwrap();
+    assert_eq!(put(1, E1).await, Recorded::Already, "recorded in the meantime");
+    let refused = Recorded::Refused { reason: RejectReason::Epoch, keep: None };
+    assert_eq!(put(2, Epoch(7)).await, refused, "admitted before a rebuild");
+    assert_eq!(put(2, Epoch(7)).await, Recorded::Dead);
+    assert_eq!(ledger.quarantined(None, 10).await.unwrap(), []);
+
+    assert_eq!(put(3, E1).await, Recorded::Quarantined);
+    let refused = Recorded::Refused { reason: RejectReason::SoldOut, keep: None };
+    assert_eq!(ledger.retry_quarantined(order(3)).await.unwrap(), Some(refused));
+    assert_eq!(ledger.order(order(3)).await.unwrap().unwrap().status, OrderStatus::Rejected);
+    assert_eq!(ledger.owed(10).await.unwrap().len(), 1, "its mark must go");
+    assert_eq!(check(stores, sale).await, 1);
+}
