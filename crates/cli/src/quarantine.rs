@@ -65,7 +65,9 @@ impl Quarantine {
                 Command::List(access) => access.list().await,
                 Command::Show(One { id, access }) => access.show(&access.call(&format!("/{id}"), false).await?),
                 Command::Retry(One { id, access }) => access.show(&access.call(&format!("/{id}/retry"), true).await?),
-                Command::Discard(One { id, access }) => access.show(&access.call(&format!("/{id}/discard"), true).await?),
+                Command::Discard(One { id, access }) => {
+                    access.show(&access.call(&format!("/{id}/discard"), true).await?)
+                }
             }
         })
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use stampede_core::ports::{QuarantinedOrder, Recorded};
 use stampede_core::{Code, OrderId, SaleId, Timestamp, UserId};
 use stampede_engine::{Action, Change, Outcome};
@@ -108,7 +107,7 @@ pub(crate) async fn retry(
     let work = move |app: Arc<App>| async move {
         let recorded = app.engine.retry_quarantined(id).await?;
         let to = if matches!(recorded, Recorded::Recorded | Recorded::Already) { "recorded" } else { "rejected" };
-        Ok(Outcome::done(recorded, vec![Change::new("order", json!("quarantined"), json!(to))]))
+        Ok(Outcome::done(recorded, vec![Change::new("order", "quarantined", to)]))
     };
     let recorded = audited(app, operator, Action::new("retry_quarantined", format!("order {id}")), work).await?;
     let (outcome, reason) = match recorded {
@@ -129,7 +128,7 @@ pub(crate) async fn discard(
 ) -> Result<Answer<QuarantineOutcomeResponse>, Problem> {
     let work = move |app: Arc<App>| async move {
         app.engine.discard_quarantined(id).await?;
-        Ok(Outcome::done((), vec![Change::new("order", json!("quarantined"), json!("rejected"))]))
+        Ok(Outcome::done((), vec![Change::new("order", "quarantined", "rejected")]))
     };
     audited(app, operator, Action::new("discard_quarantined", format!("order {id}")), work).await?;
     Ok(Answer(QuarantineOutcomeResponse { id, outcome: "rejected", reason: Some("discarded") }))

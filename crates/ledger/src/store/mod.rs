@@ -24,8 +24,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditFilter, AuditRow, Created, Discarded, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow, Owed,
-    QuarantinedOrder, Recorded, Result, SaleDraft, Stepped,
+    Admitted, AuditFilter, AuditRow, Created, Discarded, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow,
+    Owed, QuarantinedOrder, Recorded, Result, SaleDraft, Stepped,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
