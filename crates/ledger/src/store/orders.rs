@@ -66,15 +66,16 @@ impl Store {
         // From the index for sales that are long over, and from the orders of the sales that are not in it yet: few at any time.
         let sql = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM (
                 SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
-                FROM orders_by_user i JOIN orders o ON o.id = i.order_id
-                WHERE i.user_id = ? AND i.order_id < ?
+                FROM (
+                    SELECT order_id FROM orders_by_user WHERE user_id = ? AND order_id < ? ORDER BY order_id DESC LIMIT ?
+                ) AS i JOIN orders o ON o.id = i.order_id
                 UNION
                 SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
                 FROM sale s JOIN orders o ON o.sale_id = s.id AND o.user_id = ?
                 WHERE s.orders_indexed_to < 9223372036854775807 AND o.id < ? AND o.status <> 'rejected'
             ) AS found ORDER BY id DESC LIMIT ?";
         let before = before.map_or(i64::MAX, OrderId::get);
-        let rows = self.db.rows(sql, args![user.get(), before, user.get(), before, limit]).await?;
+        let rows = self.db.rows(sql, args![user.get(), before, limit, user.get(), before, limit]).await?;
         rows.iter().map(read).collect()
     }
 
