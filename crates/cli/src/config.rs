@@ -39,7 +39,7 @@ impl Config {
         settings.database()?;
         settings.admin_listen()?;
         settings.trusted_proxies()?;
-        settings.server()?;
+        settings.server(settings.certificate()?.as_ref())?;
         let mut out = std::io::stdout().lock();
         match self.command {
             Command::Check(_) => writeln!(out, "the settings are right")?,

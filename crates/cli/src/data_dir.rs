@@ -7,10 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use rand::RngExt as _;
-use stampede_http::{AdminToken, Role};
 use stampede_ledger::Database;
-
-use crate::settings::{Settings, TokenSetting};
 
 /// Holds the folder until dropped. The lock is the kernel's: it goes with the process, however that ends.
 #[derive(Debug)]
@@ -18,10 +15,6 @@ pub struct DataDir {
     path: PathBuf,
     _lock: File,
 }
-
-const SHORTEST_TOKEN: usize = 16;
-/// The name of the administrator whose token comes from the environment or this folder.
-const FIRST: &str = "admin";
 
 impl DataDir {
     pub fn hold(path: &Path) -> anyhow::Result<Self> {
@@ -35,36 +28,16 @@ impl DataDir {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
-    /// Everybody who administers; and where the first one's token came from, to be shown.
-    pub fn admin_tokens(&self, settings: &Settings) -> anyhow::Result<(Vec<AdminToken>, String)> {
-        let (first, from) = self.first_token(settings.admin_token_file())?;
-        let mut tokens = vec![AdminToken::new(FIRST, Role::Operator, first)];
-        for (name, TokenSetting { role, file }) in settings.admin_tokens() {
-            if name == FIRST {
-                bail!("admin.tokens: {FIRST:?} is the name of the first administrator; choose another");
-            }
-            tokens.push(AdminToken::new(name.as_str(), (*role).into(), read_token(file)?));
-        }
-        Ok((tokens, from))
+    /// Where the administrator's token is, unless the settings say otherwise.
+    pub fn admin_token(&self) -> PathBuf {
+        self.path.join("admin-token")
     }
 
-    /// From the environment, from the given file, or kept in this folder and made at the first start.
-    fn first_token(&self, given: Option<&Path>) -> anyhow::Result<(String, String)> {
-        if let Some(token) = std::env::var_os("STAMPEDE_ADMIN_TOKEN") {
-            let token = token.into_string().ok().context("STAMPEDE_ADMIN_TOKEN is not valid text")?;
-            return Ok((check(&token, "STAMPEDE_ADMIN_TOKEN")?, "token from STAMPEDE_ADMIN_TOKEN".into()));
-        }
-        let path = match given {
-            Some(path) => path.to_owned(),
-            None => self.made_token()?,
-        };
-        Ok((read_token(&path)?, format!("token in {}", path.display())))
-    }
-
-    fn made_token(&self) -> anyhow::Result<PathBuf> {
-        let path = self.path.join("admin-token");
+    /// Makes the administrator's token, unless it is there.
+    pub fn make_admin_token(&self) -> anyhow::Result<()> {
+        let path = self.admin_token();
         if path.exists() {
-            return Ok(path);
+            return Ok(());
         }
         // Written aside and renamed, so that a crash leaves no half a token.
         let aside = self.path.join("admin-token.new");
@@ -74,8 +47,7 @@ impl DataDir {
             file.sync_all()?;
             std::fs::rename(&aside, &path)
         };
-        make().with_context(|| format!("cannot write the admin token to {}", path.display()))?;
-        Ok(path)
+        make().with_context(|| format!("cannot write the admin token to {}", path.display()))
     }
 }
 
@@ -96,17 +68,4 @@ fn hold(lock: &Path, what: &str, flag: &str) -> anyhow::Result<File> {
         Err(TryLockError::WouldBlock) => bail!("another stampede uses {what}; stop it, or choose another with {flag}"),
         Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", lock.display())),
     }
-}
-
-fn read_token(path: &Path) -> anyhow::Result<String> {
-    let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the admin token in {shown}"))?;
-    check(text.trim(), &shown)
-}
-
-fn check(token: &str, from: &str) -> anyhow::Result<String> {
-    if token.len() < SHORTEST_TOKEN || !token.bytes().all(|b| b.is_ascii_graphic()) {
-        bail!("the admin token from {from} must have at least {SHORTEST_TOKEN} visible ASCII characters and no spaces");
-    }
-    Ok(token.to_owned())
 }

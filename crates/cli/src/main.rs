@@ -6,7 +6,8 @@
 //! - [`quarantine`]: orders that could not be recorded
 //! - [`migrate`]: brings the database's tables up to date
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
-//! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the token that `bench` and `check` send
+//! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the tokens of administrators
+//! - [`reload`]: what SIGHUP reads again
 
 mod admin_token;
 mod bench;
@@ -19,6 +20,7 @@ mod data_dir;
 mod demo;
 mod migrate;
 mod quarantine;
+mod reload;
 mod sender;
 mod serve;
 mod settings;

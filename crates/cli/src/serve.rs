@@ -17,8 +17,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
+use crate::admin_token;
 use crate::data_dir::{DataDir, hold_database};
 use crate::demo;
+use crate::reload::Reload;
 use crate::sender::Console;
 use crate::settings::{Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
 use crate::webhook::Webhook;
@@ -48,25 +50,31 @@ impl Serve {
         if settings.pin_worker() {
             let (runtime, apart) = crate::cores::Apart::build(&mut runtime)?;
             let opened = || apart.into_iter().for_each(crate::cores::Apart::keep);
-            return runtime.block_on(run(settings, self.demo, opened));
+            return runtime.block_on(run(self, settings, opened));
         }
-        runtime.build()?.block_on(run(settings, self.demo, || ()))
+        runtime.build()?.block_on(run(self, settings, || ()))
     }
 }
 
 /// Serves until it is told to stop. `opened` is called when the ledger is open.
-async fn run(settings: Settings, demo: bool, opened: impl FnOnce()) -> anyhow::Result<()> {
+async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyhow::Result<()> {
+    let Serve { flags, serve: serve_flags, demo } = command;
     let database = settings.database()?;
     let admin_listen = settings.admin_listen()?;
     if demo && ![Some(settings.listen), admin_listen].iter().flatten().all(|address| address.ip().is_loopback()) {
         bail!("--demo shows login codes to everybody, so it runs only on a loopback address such as 127.0.0.1:8080");
     }
-    // From here on a signal means a graceful stop, however early it comes.
+    // From here on a signal means a graceful stop or a reload, however early it comes.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut hangup = signal(SignalKind::hangup())?;
     let data_dir = DataDir::hold(&settings.data_dir)?;
     let _held = hold_database(&database)?;
-    let (admin_tokens, token_from) = data_dir.admin_tokens(&settings)?;
-    let (trusted_proxies, server) = (settings.trusted_proxies()?, settings.server()?);
+    if admin_token::is_in_data_dir(&settings) {
+        data_dir.make_admin_token()?;
+    }
+    let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
+    let certificate = settings.certificate()?;
+    let (trusted_proxies, server) = (settings.trusted_proxies()?, settings.server(certificate.as_ref())?);
     let (scheme, drain_within) = (if server.tls.is_some() { "https" } else { "http" }, server.drain_within);
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
     let listener = bind(settings.listen).await?;
@@ -91,6 +99,7 @@ async fn run(settings: Settings, demo: bool, opened: impl FnOnce()) -> anyhow::R
 
     let config = Config {
         admin_tokens,
+        wrong_admin_tokens_per_ip: settings.admin.wrong_tokens_per_ip.into(),
         allow_load_test: settings.allow_load_test,
         trusted_proxies,
         buys_per_user: settings.buy.per_user.into(),
@@ -103,6 +112,8 @@ async fn run(settings: Settings, demo: bool, opened: impl FnOnce()) -> anyhow::R
     let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
     first_screen(&settings, &database, scheme, listener.local_addr()?, admin_address, &token_from, demo)?;
 
+    let admin_token = data_dir.admin_token();
+    let reload = Reload { flags, serve: serve_flags, admin_token, app: app.clone(), certificate };
     let (stop, stopped) = watch::channel(false);
     let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
     let mut servers = vec![tokio::spawn(serve(listener, app.clone(), surface, server.clone(), told(&stopped)))];
@@ -110,9 +121,12 @@ async fn run(settings: Settings, demo: bool, opened: impl FnOnce()) -> anyhow::R
         servers.push(tokio::spawn(serve(listener, app, Surface::Admin, server, told(&stopped))));
     }
 
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = hangup.recv() => reload.run(),
+        }
     }
     tracing::info!("stopping: finishing what is under way");
     stop.send_replace(true);

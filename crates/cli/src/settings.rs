@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -11,7 +12,8 @@ use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::solo::SoloConfig;
 use stampede_engine::{Config as EngineConfig, PeopleConfig};
-use stampede_http::{HeaderValue, Network, Role, ServerConfig, tls};
+use stampede_http::tls::Certificate;
+use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
 
 const DEFAULTS: &str = include_str!("../../../config/default.toml");
@@ -106,7 +108,7 @@ pub struct Settings {
     pub listen: SocketAddr,
     admin_listen: String,
     pub allow_load_test: bool,
-    admin: Admin,
+    pub admin: Admin,
     http: Http,
     pub buy: Buy,
     pub login: Login,
@@ -119,6 +121,7 @@ pub struct Settings {
 pub struct Admin {
     token_file: String,
     tokens: BTreeMap<String, TokenSetting>,
+    pub wrong_tokens_per_ip: Limit,
 }
 
 /// One more administrator.
@@ -237,6 +240,8 @@ impl Settings {
             ("buy.max_batch", self.buy.max_batch as u64),
             ("buy.queue_per_sale", self.buy.queue_per_sale as u64),
             ("buy.queue_total", self.buy.queue_total as u64),
+            ("admin.wrong_tokens_per_ip.count", self.admin.wrong_tokens_per_ip.count.into()),
+            ("admin.wrong_tokens_per_ip.window_ms", self.admin.wrong_tokens_per_ip.window_ms),
             ("buy.per_user.window_ms", self.buy.per_user.window_ms),
             ("login.session_ttl_ms", self.login.session_ttl_ms),
             ("login.session_memory", self.login.session_memory),
@@ -292,13 +297,22 @@ impl Settings {
         self.http.pin_worker
     }
 
-    /// Reads the certificate, if there is one.
-    pub fn server(&self) -> anyhow::Result<ServerConfig> {
-        let tls = match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
-            ("", "") => None,
+    /// The files of the certificate and of its key; `None` without TLS.
+    pub fn tls_files(&self) -> anyhow::Result<Option<(&Path, &Path)>> {
+        match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
+            ("", "") => Ok(None),
             ("", _) | (_, "") => bail!("http.tls_certificate and http.tls_key go together: set both or neither"),
-            (certificate, key) => Some(tls::acceptor(Path::new(certificate), Path::new(key))?),
-        };
+            (certificate, key) => Ok(Some((Path::new(certificate), Path::new(key)))),
+        }
+    }
+
+    /// Reads the certificate, if there is one.
+    pub fn certificate(&self) -> anyhow::Result<Option<Arc<Certificate>>> {
+        Ok(self.tls_files()?.map(|(certificate, key)| Certificate::read(certificate, key)).transpose()?)
+    }
+
+    pub fn server(&self, certificate: Option<&Arc<Certificate>>) -> anyhow::Result<ServerConfig> {
+        let tls = certificate.map(Certificate::acceptor).transpose()?;
         let origin = |text: &String| {
             let good = text.split_once("://").is_some_and(|(scheme, host)| {
                 matches!(scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', ' '])

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::address::Network;
-use crate::credentials::AdminToken;
+use crate::credentials::{AdminToken, Administrators};
 use crate::figures::HttpMetrics;
 use crate::orders::BuyMetrics;
 use crate::problem::Problem;
+use crate::security_log::SecurityLog;
 use crate::{openapi, page};
 use axum::Router;
 use axum::routing::get;
@@ -20,6 +21,8 @@ use stampede_limit::{Limit, SlidingWindow};
 #[derive(Debug, Clone)]
 pub struct Config {
     pub admin_tokens: Vec<AdminToken>,
+    /// Wrong administrator tokens per address.
+    pub wrong_admin_tokens_per_ip: Limit,
     /// Serve the routes for load tests.
     pub allow_load_test: bool,
     /// Whose `X-Forwarded-For` is believed.
@@ -61,6 +64,8 @@ pub struct App {
     pub(crate) buy_metrics: BuyMetrics,
     pub(crate) http_metrics: HttpMetrics,
     pub(crate) limits: Limits,
+    pub(crate) administrators: Administrators,
+    pub(crate) security_log: SecurityLog,
     draining: AtomicBool,
 }
 
@@ -73,8 +78,15 @@ impl App {
             own_per_user: SlidingWindow::new(config.own_per_user, config.limit_memory),
         };
         let (buy_metrics, http_metrics) = (BuyMetrics::new(), HttpMetrics::new());
-        let draining = AtomicBool::new(false);
-        Self { engine, config, metrics, buy_metrics, http_metrics, limits, draining }
+        let tokens = config.admin_tokens.clone();
+        let administrators = Administrators::new(tokens, config.wrong_admin_tokens_per_ip, config.limit_memory);
+        let (security_log, draining) = (SecurityLog::new(), AtomicBool::new(false));
+        Self { engine, config, metrics, buy_metrics, http_metrics, limits, administrators, security_log, draining }
+    }
+
+    /// From now on these administrators are accepted and no others.
+    pub fn replace_admin_tokens(&self, tokens: Vec<AdminToken>) {
+        self.administrators.replace(tokens);
     }
 
     /// From now on `/readyz` says no, so that no new traffic is sent here.

@@ -16,8 +16,9 @@ use stampede_engine::{Caller, Error};
 
 use crate::address::counted_as;
 use crate::app::App;
-use crate::credentials::{self, Role};
+use crate::credentials::{Refused, Role};
 use crate::problem::Problem;
+use crate::security_log::AdminRefusal;
 
 /// No body that we take is longer.
 const MAX_BODY: usize = 16 * 1024;
@@ -137,10 +138,23 @@ impl FromRequestParts<Arc<App>> for Visitor {
     }
 }
 
-/// The name and role of an administrator.
-fn administrator(parts: &Parts, app: &App) -> Result<(Arc<str>, Role), Problem> {
-    let known = bearer(&parts.headers).and_then(|token| credentials::find(&app.config.admin_tokens, token));
-    known.map(|(name, role)| (name.clone(), role)).ok_or_else(|| Problem::new(Code::Unauthorized))
+/// The address, name and role of an administrator.
+async fn administrator(parts: &mut Parts, app: &Arc<App>) -> Result<(IpAddr, Arc<str>, Role), Problem> {
+    let Peer(address) = Peer::from_request_parts(parts, app).await?;
+    let refused = |reason, problem| {
+        app.security_log.administrator_refused(address, reason, None);
+        problem
+    };
+    let Some(token) = bearer(&parts.headers) else {
+        return Err(refused(AdminRefusal::NoToken, Problem::new(Code::Unauthorized)));
+    };
+    match app.administrators.authenticate(address, token) {
+        Ok((name, role)) => Ok((address, name, role)),
+        Err(Refused::Wrong) => Err(refused(AdminRefusal::WrongToken, Problem::new(Code::Unauthorized))),
+        Err(Refused::Limited { wait }) => {
+            Err(refused(AdminRefusal::TooManyWrongTokens, Error::Limited { wait }.into()))
+        }
+    }
 }
 
 /// An administrator who may look.
@@ -150,7 +164,7 @@ impl FromRequestParts<Arc<App>> for Viewer {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        administrator(parts, app).map(|_| Self)
+        administrator(parts, app).await.map(|_| Self)
     }
 }
 
@@ -161,8 +175,11 @@ impl FromRequestParts<Arc<App>> for Operator {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let (name, Role::Operator) = administrator(parts, app)? else { return Err(Problem::new(Code::Forbidden)) };
-        let Peer(address) = Peer::from_request_parts(parts, app).await?;
+        let (address, name, role) = administrator(parts, app).await?;
+        if role == Role::Viewer {
+            app.security_log.administrator_refused(address, AdminRefusal::ViewerOnly, Some(&name));
+            return Err(Problem::new(Code::Forbidden));
+        }
         let RequestId(request_id) = RequestId::from_request_parts(parts, app).await?;
         Ok(Self(Caller { name, address, request_id }))
     }

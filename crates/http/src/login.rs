@@ -88,7 +88,11 @@ pub(crate) async fn log_in(
         return Err(Problem::invalid("code", "must be six digits"));
     }
     check_address(&app, peer)?;
-    let logged_in = app.engine.log_in(phone, &request.code).await?;
+    let shown = phone.to_string();
+    let logged_in = app.engine.log_in(phone, &request.code).await.inspect_err(|error| {
+        app.security_log.login_refused(peer.0, &shown, error.code());
+    })?;
+    app.security_log.logged_in(peer.0, &shown, logged_in.user.id);
     let user = UserAnswer { id: logged_in.user.id, nickname: logged_in.user.nickname, phone: None };
     Ok(Answer(LoginAnswer { token: logged_in.token, expires_at: logged_in.expires_at, user }))
 }

@@ -119,8 +119,13 @@ pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
     api
 }
 
+/// Is it a path for administrators alone?
+pub(crate) fn is_for_administrators(path: &str) -> bool {
+    path.starts_with("/admin/") || path == "/metrics"
+}
+
 fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
-    let is_admins = path.starts_with("/admin/") || path == "/metrics";
+    let is_admins = is_for_administrators(path);
     let mut refusals = vec![("500", "`internal`"), ("503", "`busy`, `unavailable` or `outcome_unknown`: ask again")];
     if path.contains("{id}") {
         refusals.push(("404", "There is no such thing, or it is not yours"));
@@ -152,6 +157,7 @@ fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
     }
     if is_admins {
         operation.security = Some(vec![SecurityRequirement::new("admin", [""; 0])]);
+        refusals.push(("429", "`too_many_requests`: too many wrong tokens from this address"));
         if changes {
             refusals.push(("403", "`forbidden`: a viewer changes nothing"));
         }

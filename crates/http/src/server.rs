@@ -33,7 +33,7 @@ use crate::app::{App, Surface};
 use crate::extract::{Buyer, Peer, RequestId};
 use crate::patient::Patient;
 use crate::problem::{Language, Problem, render};
-use crate::{address, cors, orders};
+use crate::{address, cors, openapi, orders, security_log};
 
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -239,6 +239,7 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     } else {
         tracing::error_span!("request", id, method = %request.method(), path = request.uri().path())
     };
+    let is_for_administrators = openapi::is_for_administrators(request.uri().path());
     let language = Language::of(request.headers());
     let client = address::client(peer.ip(), request.headers(), &edge.app.config.trusted_proxies);
     let origin = cors::allowed(&request, &edge.config.cors_origins);
@@ -259,10 +260,15 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     if let Some(origin) = origin {
         cors::allow(headers, origin);
     }
-    if let Ok(id) = HeaderValue::try_from(id) {
+    if let Ok(id) = HeaderValue::try_from(&id) {
         headers.insert("x-request-id", id);
     }
     edge.app.http_metrics.count(response.status());
+    if !is_for_administrators && security_log::is_refusal(response.status()) {
+        // A try to buy has a span only if there is something to say.
+        let span = sale.map_or_else(|| span.clone(), |sale| tracing::error_span!("buying", id, %sale));
+        span.in_scope(|| edge.app.security_log.buyer_refused(client, response.status()));
+    }
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), elapsed = ?started.elapsed(), "answered"));
     Ok(response)
 }

@@ -1,11 +1,13 @@
-//! TLS by certificate files.
+//! TLS by certificate files, which can be read again while the server runs.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
 use tokio_rustls::TlsAcceptor;
 
 #[derive(Debug, thiserror::Error)]
@@ -18,17 +20,50 @@ pub enum TlsError {
     Pair(#[source] rustls::Error),
 }
 
-/// From a file of certificates, the server's own first, and a file with its key; both in PEM.
-pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
+/// The certificate that new connections are shown.
+#[derive(Debug)]
+pub struct Certificate {
+    provider: Arc<CryptoProvider>,
+    current: RwLock<Arc<CertifiedKey>>,
+}
+
+impl Certificate {
+    /// From a file of certificates, the server's own first, and a file with its key; both in PEM.
+    pub fn read(certificate: &Path, key: &Path) -> Result<Arc<Self>, TlsError> {
+        let provider = Arc::new(ring::default_provider());
+        let current = RwLock::new(read(certificate, key, &provider)?);
+        Ok(Arc::new(Self { provider, current }))
+    }
+
+    /// Reads the files again. If they cannot be read or do not go together, the certificate stays as it is. Connections that are
+    /// open keep the certificate they have seen.
+    pub fn reload(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {
+        let fresh = read(certificate, key, &self.provider)?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        Ok(())
+    }
+
+    /// Accepts connections with whatever the certificate is at that moment.
+    pub fn acceptor(self: &Arc<Self>) -> Result<TlsAcceptor, TlsError> {
+        let config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::Pair)?
+            .with_no_client_auth()
+            .with_cert_resolver(self.clone());
+        Ok(TlsAcceptor::from(Arc::new(config)))
+    }
+}
+
+impl ResolvesServerCert for Certificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, TlsError> {
     let in_certificate = |error| TlsError::Certificate(certificate.display().to_string(), error);
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).map_err(in_certificate)?.collect();
     let chain = chain.map_err(in_certificate)?;
     let key = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::Key(key.display().to_string(), error))?;
-    let config = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(TlsError::Pair)?
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .map_err(TlsError::Pair)?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    Ok(Arc::new(CertifiedKey::from_der(chain, key, provider).map_err(TlsError::Pair)?))
 }

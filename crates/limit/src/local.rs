@@ -59,12 +59,21 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         self.check_at(key, Instant::now())
     }
 
+    /// Says what [`check`](Self::check) would say, and counts nothing.
+    pub fn peek(&self, key: K) -> Result<(), Duration> {
+        self.decide(key, Instant::now(), false)
+    }
+
     /// How many were let through uncounted, because the memory was full.
     pub fn let_through(&self) -> u64 {
         self.let_through.load(Ordering::Relaxed)
     }
 
     fn check_at(&self, key: K, now: Instant) -> Result<(), Duration> {
+        self.decide(key, now, true)
+    }
+
+    fn decide(&self, key: K, now: Instant, count: bool) -> Result<(), Duration> {
         let length = self.limit.window.as_secs_f64();
         let elapsed = now.saturating_duration_since(self.start).as_secs_f64() / length;
         let (window, into) = (elapsed.trunc(), elapsed.fract());
@@ -93,6 +102,9 @@ impl<K: Eq + Hash> SlidingWindow<K> {
                 1.0 - into
             };
             return Err(Duration::from_secs_f64((until * length).max(0.001)));
+        }
+        if !count {
+            return Ok(());
         }
         if held >= self.max_keys_per_shard && matches!(present, Entry::Vacant(_)) {
             self.let_through.fetch_add(1, Ordering::Relaxed);
@@ -144,6 +156,17 @@ mod tests {
         let wait = limits.check("a").unwrap_err();
         assert!(wait > Duration::ZERO && wait <= Duration::from_secs(60));
         limits.check("b").unwrap();
+    }
+
+    #[test]
+    fn peek_counts_nothing() {
+        let limits = SlidingWindow::new(limit(1, 60_000), 100);
+        for _ in 0..3 {
+            limits.peek("a").unwrap();
+        }
+        limits.check("a").unwrap();
+        assert!(limits.peek("a").is_err());
+        limits.peek("b").unwrap();
     }
 
     #[test]

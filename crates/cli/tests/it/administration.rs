@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::shop::{Shop, TOKEN, command, folder, log_in};
 
-const VIEWER: &str = "the-token-of-a-viewer";
-const SECOND: &str = "the-token-of-a-second-operator";
+const VIEWER: &str = "the-token-of-a-viewer-3b9e07c4a1d2";
+const SECOND: &str = "the-token-of-a-second-operator-68f1";
 
 /// A file with two more administrators.
 fn settings(dir: &Path) -> std::path::PathBuf {

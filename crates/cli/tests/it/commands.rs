@@ -52,7 +52,7 @@ fn help_teaches_and_mistakes_are_named() {
         .output()
         .unwrap();
     let told = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && told.contains("16") && !told.contains("short"), "{told}");
+    assert!(!output.status.success() && told.contains("32") && !told.contains("short"), "{told}");
 }
 
 /// A secret on a command line is visible to every user of the machine.

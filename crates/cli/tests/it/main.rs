@@ -7,7 +7,7 @@
 //! - `quarantine`: orders that the database rejects, and what an operator does with them
 //! - `proof`: bench and check, and that planted bugs are caught
 //! - `durability`: nothing is promised before it is on the disk
-//! - `administration`: roles, the audit log, trusted proxies, figures
+//! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
 //! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
@@ -17,6 +17,7 @@ mod chaos;
 mod commands;
 mod contract;
 mod crash;
+mod credentials;
 mod durability;
 mod edge;
 mod fuzz;

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::contract;
 
-pub const TOKEN: &str = "an-admin-token-for-tests";
+pub const TOKEN: &str = "an-admin-token-for-tests-5d0c81f7e92a";
 
 static MARIADB: LazyLock<Server> = LazyLock::new(|| mariadb::start().unwrap());
 static POSTGRES: LazyLock<Server> = LazyLock::new(|| postgres::start().unwrap());
@@ -107,6 +107,7 @@ pub fn serving(mut command: Command, place: &Place) -> Command {
         .args(["serve", "--demo", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(&place.dir)
         .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
+        .env("STAMPEDE__ADMIN__WRONG_TOKENS_PER_IP__COUNT", "1000000")
         .env("STAMPEDE__LOGIN__PER_IP__COUNT", "1000000")
         .env("STAMPEDE__BUY__PER_USER__COUNT", "1000000")
         .env("STAMPEDE__LIMITS__READS_PER_IP__COUNT", "1000000")

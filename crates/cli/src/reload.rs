@@ -1,0 +1,59 @@
+//! SIGHUP: administrator tokens, certificate and key are read again. What cannot be read stays as it was.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use stampede_http::App;
+use stampede_http::tls::Certificate;
+
+use crate::admin_token;
+use crate::settings::{Flags, ServeFlags, Settings};
+
+pub struct Reload {
+    pub flags: Flags,
+    pub serve: ServeFlags,
+    /// The token in the data folder.
+    pub admin_token: PathBuf,
+    pub app: Arc<App>,
+    /// `None` without TLS.
+    pub certificate: Option<Arc<Certificate>>,
+}
+
+impl Reload {
+    /// The settings are read again for the names and files of administrators and of TLS; other settings need a restart.
+    pub fn run(&self) {
+        let settings = match Settings::load(&self.flags, &self.serve) {
+            Ok(settings) => settings,
+            Err(error) => {
+                tracing::error!("SIGHUP: nothing was reloaded: {error:#}");
+                return;
+            }
+        };
+        match admin_token::read_all(&settings, &self.admin_token) {
+            Ok((tokens, _)) => {
+                let administrators = tokens.len();
+                self.app.replace_admin_tokens(tokens);
+                tracing::info!(administrators, "SIGHUP: the administrator tokens were read again");
+            }
+            Err(error) => tracing::error!("SIGHUP: the administrator tokens stay as they were: {error:#}"),
+        }
+        match self.reload_certificate(&settings) {
+            Ok(true) => tracing::info!("SIGHUP: the certificate was read again"),
+            Ok(false) => {}
+            Err(error) => tracing::error!("SIGHUP: the certificate stays as it was: {error:#}"),
+        }
+    }
+
+    fn reload_certificate(&self, settings: &Settings) -> anyhow::Result<bool> {
+        match (&self.certificate, settings.tls_files()?) {
+            (None, None) => Ok(false),
+            (Some(current), Some((certificate, key))) => {
+                current.reload(certificate, key)?;
+                Ok(true)
+            }
+            _ => Err(anyhow::anyhow!("the server was started with other settings"))
+                .context("TLS is turned on or off by a restart"),
+        }
+    }
+}
