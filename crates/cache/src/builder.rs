@@ -13,9 +13,15 @@ use crate::filter::Filter;
 use crate::remote::Remote;
 
 /// No time is longer: for ever.
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
-/// What a key must be able to do: its text is its name in Redis and in messages.
+/// Not empty, and without characters that have a meaning in keys and messages.
+pub(crate) fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|letter: char| ":{}".contains(letter) || letter.is_control())
+}
+
+/// What a key must be able to do: its text is its name in Redis and in messages, and [`FromStr`] reads what [`Display`] writes. If it does
+/// not, every message from another process clears the local level.
 pub trait Key: Hash + Eq + Clone + Display + FromStr + Send + Sync + 'static {}
 
 impl<K: Hash + Eq + Clone + Display + FromStr + Send + Sync + 'static> Key for K {}
@@ -58,14 +64,14 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The name is a part of the keys in Redis: every cache of a system has its own.
+    /// The name is a part of the keys in Redis, after that of the application: every cache of an application has its own.
+    /// Give it another name when the type of its values changes, or processes of both versions load each other's values over and over.
     ///
     /// # Panics
     /// If the name is empty or has one of `:{}` or a control character in it, which have their meaning in keys.
     pub fn new(name: impl Into<String>) -> Self {
         let name = name.into();
-        let bad = |letter: char| ":{}".contains(letter) || letter.is_control();
-        assert!(!name.is_empty() && !name.contains(bad), "{name:?} cannot be the name of a cache");
+        assert!(is_name(&name), "{name:?} cannot be the name of a cache");
         Self {
             name,
             expire_after: Duration::from_secs(600),

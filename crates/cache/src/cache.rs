@@ -5,17 +5,19 @@ use std::hash::RandomState;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::background::Background;
 use crate::builder::{Builder, Cached, Key};
-use crate::entry::{Entry, KeptFor, encode};
+use crate::entry::{Entry, KeptFor};
 use crate::error::Error;
 use crate::filter::Filter;
 use crate::flight::Flights;
-use crate::remote::Told;
+use crate::listener::Told;
+use crate::remote::VERSION_KEPT;
 use crate::stats::{Counters, Stats};
 
 pub(crate) type Known<V> = Option<Arc<V>>;
@@ -60,8 +62,8 @@ pub(crate) struct Inner<K: Key, V: Cached, E> {
     pub(crate) flights: Arc<Flights<K, Outcome<V, E>>>,
     pub(crate) refreshing: Arc<Flights<K, ()>>,
     pub(crate) loads: Semaphore,
-    /// Something was declared gone.
-    pub(crate) forgotten: Notify,
+    /// By hash, as `epochs`: wakes those who load or wait for a key that was declared gone, or whose load elsewhere has ended.
+    pub(crate) signals: Box<[Notify]>,
     pub(crate) forgetting: Arc<Semaphore>,
     pub(crate) background: Background,
     pub(crate) counters: Counters,
@@ -77,7 +79,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
             flights: Arc::new(Flights::new()),
             refreshing: Arc::new(Flights::new()),
             loads: Semaphore::new(settings.loads_at_once),
-            forgotten: Notify::new(),
+            signals: (0..SHARDS).map(|_| Notify::new()).collect(),
             forgetting: Arc::new(Semaphore::new(MAX_FORGETTING)),
             background: Background::new(),
             counters: Counters::default(),
@@ -126,26 +128,38 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         outcome
     }
 
-    /// Puts a value in the place of whatever is known or being loaded. For whoever has just written it to the source, and nobody else: what
-    /// was only read may be old by now, and [`get_or_load`](Self::get_or_load) knows that.
-    pub async fn put(&self, key: &K, value: Option<V>) {
+    /// Writes a new value to the source, and then keeps it: the change must write to the source what it returns. If other changes of the
+    /// key overlap with this one, nobody knows from here which of them the source saw last; then the key is declared gone, as by
+    /// [`update`](Self::update), and the next reader loads it. The same if the change fails.
+    ///
+    /// It goes on if the caller goes away.
+    ///
+    /// # Errors
+    /// Whatever the change says.
+    ///
+    /// # Panics
+    /// If the change does.
+    pub async fn put<C, F>(&self, key: &K, change: F) -> Result<Known<V>, C>
+    where
+        C: Send + 'static,
+        F: Future<Output = Result<Option<V>, C>> + Send + 'static,
+    {
         let (inner, key) = (self.inner.clone(), key.clone());
-        to_the_end(async move {
-            let value = value.map(Arc::new);
-            let times = inner.times(value.is_some());
-            inner.forget_here(&key);
-            inner.keep_here(&key, inner.epoch(&key), value.clone(), times.fresh_for, times.here_for);
-            let Some(remote) = &inner.settings.remote else { return };
-            let (name, text) = (&inner.settings.name, key.to_string());
-            let stored = match encode(value.as_deref(), times.fresh_for) {
-                Ok(bytes) => remote.put(name, &text, &bytes, times.kept_for).await,
-                Err(error) => inner.cannot_be_written(&error),
-            };
-            if !stored {
-                inner.clone().forget_later(key, text);
+        let changed = to_the_end(async move {
+            let (epoch, started) = (inner.epoch(&key), Instant::now());
+            let version = inner.version(&key).await;
+            let outcome = AssertUnwindSafe(change).catch_unwind().await;
+            let outcome = outcome.map(|changed| changed.map(|value| value.map(Arc::new)));
+            match &outcome {
+                // A version that is not kept for ever cannot be compared for ever.
+                Ok(Ok(value)) if started.elapsed() < VERSION_KEPT / 2 => {
+                    inner.put(&key, epoch, version, value.clone()).await;
+                }
+                _ => inner.invalidate(&key).await,
             }
-        })
-        .await;
+            outcome
+        });
+        changed.await.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Reads many keys from the source, before the crowd comes, a few at a time.
@@ -172,18 +186,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
     /// It goes on if the caller goes away.
     pub async fn invalidate(&self, key: &K) {
         let (inner, key) = (self.inner.clone(), key.clone());
-        to_the_end(async move {
-            inner.forget_here(&key);
-            let Some(remote) = &inner.settings.remote else { return };
-            let text = key.to_string();
-            if remote.forget(&inner.settings.name, &text).await {
-                // Somebody may have found the old one in Redis meanwhile.
-                inner.forget_here(&key);
-            } else {
-                inner.clone().forget_later(key, text);
-            }
-        })
-        .await;
+        to_the_end(async move { inner.invalidate(&key).await }).await;
     }
 
     /// Changes the source, and then declares the value gone: in this order, also if the change failed (who knows how far it came) or the
@@ -200,10 +203,10 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         C: Send + 'static,
         F: Future<Output = Result<T, C>> + Send + 'static,
     {
-        let (cache, key) = (self.clone(), key.clone());
+        let (inner, key) = (self.inner.clone(), key.clone());
         let changed = to_the_end(async move {
             let outcome = AssertUnwindSafe(change).catch_unwind().await;
-            cache.invalidate(&key).await;
+            inner.invalidate(&key).await;
             outcome
         });
         changed.await.unwrap_or_else(|panic| resume_unwind(panic))

@@ -7,7 +7,10 @@
 //!   [`FilterSettings::create_within`]; a filter that is being filled hears of it as well, and begins to read the source only when all that
 //!   was announced before has been written;
 //! - Redis still has what it was told: a filter that is missing, incomplete, or older than the last restart of Redis is no filter. Then
-//!   everything is let through, and it is filled anew in the background.
+//!   everything is let through, and it is filled again in the background.
+//!
+//! Filling goes on for as long as the filter lives: an error, a panic or a page that does not come ends one try, and the next follows
+//! after a pause.
 //!
 //! On a cluster nobody can tell whether a node was restarted, so there the shared filter never says no.
 
@@ -16,14 +19,16 @@ mod shared;
 
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::builder::Key;
+use crate::builder::{Key, LONGEST};
 use crate::remote::Remote;
 use local::Local;
 use shared::{Generation, Shared};
@@ -33,9 +38,10 @@ use shared::{Generation, Shared};
 pub struct FilterSettings {
     /// How many keys it is made for. With more of them it lets more pass that do not exist.
     pub capacity: usize,
-    /// Between the end of the announcement of a key and its being written to the source passes no more time than this.
+    /// Between the end of the announcement of a key and its being written to the source passes no more time than this. It takes so long
+    /// until a filter is filled, and until then everything is let through.
     pub create_within: Duration,
-    /// It is filled anew this often, so that keys that are gone go.
+    /// It is filled again this often, so that keys that are gone go. At least a tenth of a second.
     pub refill_every: Duration,
 }
 
@@ -46,12 +52,35 @@ impl Default for FilterSettings {
     }
 }
 
+impl FilterSettings {
+    fn clamped(self) -> Self {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive number below 2^32")]
+        let most = (MAX_BITS / bits_per_key()) as usize;
+        Self {
+            capacity: self.capacity.clamp(1, most),
+            // Not shorter: a key that is written later than the filter expects would be refused.
+            create_within: self.create_within.min(LONGEST),
+            refill_every: self.refill_every.clamp(MIN_REFILL, LONGEST),
+        }
+    }
+}
+
+fn bits_per_key() -> f64 {
+    -FALSE_POSITIVES.ln() / (2f64.ln() * 2f64.ln())
+}
+
 /// One in two hundred that do not exist pass, at the capacity.
 const FALSE_POSITIVES: f64 = 0.005;
+/// The longest string that Redis takes, in bits, less a little.
+const MAX_BITS: f64 = 4.0e9;
+const MIN_REFILL: Duration = Duration::from_millis(100);
+/// How long the source may take for a page of keys.
+const PAGE_WITHIN: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-type Page<K> = Pin<Box<dyn Future<Output = Result<Vec<K>, Box<dyn std::error::Error + Send + Sync>>> + Send>>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Page<K> = Pin<Box<dyn Future<Output = Result<Vec<K>, BoxError>> + Send>>;
 
 /// The new key could not be announced: Redis does not answer. Do not create it now, or another node may say that it does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -117,8 +146,9 @@ impl<K: Key> Filter<K> {
     pub fn local<F, E>(settings: FilterSettings, keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: Into<BoxError>,
     {
+        let settings = settings.clamped();
         Self::new(Bits::Local(Box::new(Local::new(settings.capacity))), settings, keys_after)
     }
 
@@ -134,8 +164,9 @@ impl<K: Key> Filter<K> {
     ) -> Self
     where
         F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: Into<BoxError>,
     {
+        let settings = settings.clamped();
         let shared = Shared::new(remote.clone(), name, settings.capacity);
         Self::new(Bits::Shared(Box::new(shared)), settings, keys_after)
     }
@@ -147,7 +178,7 @@ impl<K: Key> Filter<K> {
     ) -> Self
     where
         F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: Into<BoxError>,
     {
         let keys_after = Box::new(move |after: Option<K>| -> Page<K> {
             let page = keys_after(after);
@@ -195,20 +226,13 @@ impl<K: Key> Inner<K> {
     async fn keep_filled(self: Arc<Self>) {
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.fill().await {
+            // Reading the source is the caller's code.
+            let filled = AssertUnwindSafe(self.fill()).catch_unwind().await;
+            match filled.unwrap_or_else(|_| Err("reading the source panicked".into())) {
                 Ok(()) => {
                     pause = FIRST_PAUSE;
-                    let found_wanting = async {
-                        loop {
-                            self.wanted.notified().await;
-                            // Perhaps that was before it was filled; or somebody else is at it.
-                            tokio::time::sleep(FIRST_PAUSE).await;
-                            if !self.bits.is_current().await {
-                                return;
-                            }
-                        }
-                    };
-                    let _ = tokio::time::timeout(self.settings.refill_every, found_wanting).await;
+                    // Ends when the time is over, or before if the filter was lost.
+                    let _ = tokio::time::timeout(self.settings.refill_every, self.found_missing()).await;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the filter could not be filled; everything is let through");
@@ -219,8 +243,20 @@ impl<K: Key> Inner<K> {
         }
     }
 
+    /// Waits until a caller has found that there is no filter.
+    async fn found_missing(&self) {
+        loop {
+            self.wanted.notified().await;
+            // Perhaps that was before it was filled, or another process is filling it.
+            tokio::time::sleep(FIRST_PAUSE).await;
+            if !self.bits.is_current().await {
+                return;
+            }
+        }
+    }
+
     /// Fills it from the source, if that is for us to do.
-    async fn fill(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    async fn fill(&self) -> Result<(), BoxError> {
         match &self.bits {
             Bits::Local(local) => {
                 local.begin();
@@ -230,7 +266,7 @@ impl<K: Key> Inner<K> {
             }
             Bits::Shared(shared) => {
                 // If there is nothing to do, it is there and young, or somebody else is at it.
-                if let Some((generation, guard)) = shared.begin(self.settings.refill_every).await? {
+                if let Some((generation, guard)) = shared.begin(&self.settings).await? {
                     // An announcement counts from its call, and may take as long as Redis.
                     tokio::time::sleep(self.settings.create_within + shared.announced_within()).await;
                     let filled = async {
@@ -251,20 +287,23 @@ impl<K: Key> Inner<K> {
     }
 
     /// Reads the source to its end, into what is being filled.
-    async fn read_all(&self, generation: Option<&Generation>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let mut after = None;
+    async fn read_all(&self, generation: Option<&Generation>) -> Result<(), BoxError> {
+        let mut after: Option<K> = None;
         loop {
-            let page = (self.keys_after)(after).await?;
+            let page = tokio::time::timeout(PAGE_WITHIN, (self.keys_after)(after.clone()));
+            let page = page.await.map_err(|_| "the source did not give a page in time")??;
             let texts: Vec<String> = page.iter().map(ToString::to_string).collect();
             match (&self.bits, generation) {
                 (Bits::Shared(shared), Some(generation)) => shared.add(generation, &texts).await?,
                 (Bits::Local(local), _) => local.add(&texts),
                 (Bits::Shared(_), None) => {}
             }
-            after = page.into_iter().next_back();
-            if after.is_none() {
-                return Ok(());
+            let Some(last) = page.into_iter().next_back() else { return Ok(()) };
+            let last = Some(last);
+            if last == after {
+                return Err("the source gives the same page again".into());
             }
+            after = last;
         }
     }
 }

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
 use stampede_lock::Guard;
+use tokio::sync::Notify;
 
 use crate::builder::{Builder, Cached, Key};
 use crate::cache::{Inner, Known, SHARDS};
 use crate::entry::{Entry, decode, encode};
-use crate::load::release;
-use crate::remote::{Found, Told};
+use crate::listener::Told;
+use crate::remote::Found;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -55,33 +56,93 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         times
     }
 
-    /// Stores in Redis what was loaded after this version was read, and gives the lock back.
+    /// Stores in Redis what was loaded after this epoch and this version were read, and gives the lock back.
     pub(crate) async fn store(
         self: Arc<Self>,
         key: K,
-        version: Vec<u8>,
+        (epoch, version): (u64, Vec<u8>),
         value: Known<V>,
         times: Times,
         guard: Option<Guard>,
     ) {
-        if let Some(remote) = &self.settings.remote {
-            let stored = match encode(value.as_deref(), times.fresh_for) {
-                Ok(bytes) => {
-                    remote.store(&self.settings.name, &key.to_string(), &version, &bytes, times.kept_for).await
+        let stored = match (&self.settings.remote, encode(value.as_deref(), times.fresh_for)) {
+            (Some(remote), Ok(bytes)) => {
+                let stored =
+                    remote.store(&self.settings.name, &key.to_string(), &version, &bytes, times.kept_for).await;
+                if !stored && self.epoch(&key) == epoch {
+                    // It is old by now, and the message that says so has not arrived yet.
+                    self.forget_here(&key);
                 }
-                Err(error) => self.cannot_be_written(&error),
-            };
-            if !stored {
-                // It is old by now. The message may be on its way; this is sure.
-                self.forget_here(&key);
+                stored
             }
+            (_, Err(error)) => self.cannot_be_written(&error),
+            (None, _) => false,
+        };
+        if stored {
+            release(guard).await;
+        } else {
+            self.end_load(key, guard).await;
         }
-        release(guard).await;
     }
 
-    pub(crate) fn cannot_be_written(&self, error: &serde_json::Error) -> bool {
+    fn cannot_be_written(&self, error: &serde_json::Error) -> bool {
         tracing::error!(cache = self.settings.name, %error, "a value cannot be written as JSON; it is not kept in Redis");
-        true
+        false
+    }
+
+    /// Gives back the lock of a load that has stored nothing, and wakes the processes that wait for it.
+    pub(crate) async fn end_load(self: Arc<Self>, key: K, guard: Option<Guard>) {
+        if guard.is_some()
+            && let Some(remote) = &self.settings.remote
+        {
+            release(guard).await;
+            remote.load_ended(&self.settings.name, &key.to_string()).await;
+        }
+    }
+
+    /// The version of a key in Redis. `None` if it is away, or there is none.
+    pub(crate) async fn version(&self, key: &K) -> Option<Vec<u8>> {
+        self.settings.remote.as_ref()?.version(&self.settings.name, &key.to_string()).await
+    }
+
+    /// Keeps what was just written to the source, if the key was not changed by another since this epoch and this version.
+    pub(crate) async fn put(self: &Arc<Self>, key: &K, epoch: u64, version: Option<Vec<u8>>, value: Known<V>) {
+        let times = self.times(value.is_some());
+        let Some(remote) = &self.settings.remote else {
+            if let Some(epoch) = self.forget_here_since(key, epoch) {
+                self.keep_here(key, epoch, value, times.fresh_for, times.here_for);
+            }
+            return;
+        };
+        let bytes = encode(value.as_deref(), times.fresh_for).inspect_err(|error| _ = self.cannot_be_written(error));
+        let (Some(version), Ok(bytes)) = (version, bytes) else {
+            return self.invalidate(key).await;
+        };
+        self.forget_here(key);
+        let (epoch, text) = (self.epoch(key), key.to_string());
+        match remote.put(&self.settings.name, &text, &version, &bytes, times.kept_for).await {
+            Some(true) => {
+                // The old value may have been found in Redis meanwhile.
+                if let Some(epoch) = self.forget_here_since(key, epoch) {
+                    self.keep_here(key, epoch, value, times.fresh_for, times.here_for);
+                }
+            }
+            Some(false) => self.forget_here(key),
+            None => self.clone().forget_later(key.clone(), text),
+        }
+    }
+
+    /// Declares a key gone, here and for all processes.
+    pub(crate) async fn invalidate(self: &Arc<Self>, key: &K) {
+        self.forget_here(key);
+        let Some(remote) = &self.settings.remote else { return };
+        let text = key.to_string();
+        if remote.forget(&self.settings.name, &text).await {
+            // The old value may have been found in Redis meanwhile.
+            self.forget_here(key);
+        } else {
+            self.clone().forget_later(key.clone(), text);
+        }
     }
 
     /// Redis could not be told that a key is gone: it is tried again until the value would have expired.
@@ -121,11 +182,26 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
 
     pub(crate) fn forget_here(&self, key: &K) {
         self.epochs[self.shard(key)].fetch_add(1, Ordering::SeqCst);
+        self.leave_behind(key);
+    }
+
+    /// The same. Returns the new epoch if nothing was declared gone since this one.
+    fn forget_here_since(&self, key: &K, epoch: u64) -> Option<u64> {
+        let known = self.epochs[self.shard(key)].fetch_add(1, Ordering::SeqCst);
+        self.leave_behind(key);
+        (known == epoch).then_some(known + 1)
+    }
+
+    fn leave_behind(&self, key: &K) {
         self.local.invalidate(key);
-        // Whoever comes from now on does not wait for a load that began before.
+        // Those who come from now on do not wait for a load that began before.
         self.flights.leave_behind(key);
         self.refreshing.leave_behind(key);
-        self.forgotten.notify_waiters();
+        self.signal(key).notify_waiters();
+    }
+
+    pub(crate) fn signal(&self, key: &K) -> &Notify {
+        &self.signals[self.shard(key)]
     }
 
     pub(crate) fn epoch(&self, key: &K) -> u64 {
@@ -144,8 +220,23 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
 
 impl<K: Key, V: Cached, E: Send + Sync + 'static> Told for Inner<K, V, E> {
     fn gone(&self, key: &str) {
+        match key.parse::<K>() {
+            Ok(key) => self.forget_here(&key),
+            Err(_) => {
+                // Which key it is cannot be said, so it may be any.
+                tracing::warn!(
+                    cache = self.settings.name,
+                    key,
+                    "the key of a message cannot be read; the local level is cleared"
+                );
+                self.doubtful();
+            }
+        }
+    }
+
+    fn loaded(&self, key: &str) {
         if let Ok(key) = key.parse::<K>() {
-            self.forget_here(&key);
+            self.signal(&key).notify_waiters();
         }
     }
 
@@ -154,6 +245,14 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Told for Inner<K, V, E> {
         self.local.invalidate_all();
         self.flights.leave_all_behind();
         self.refreshing.leave_all_behind();
-        self.forgotten.notify_waiters();
+        self.signals.iter().for_each(Notify::notify_waiters);
+    }
+}
+
+pub(crate) async fn release(guard: Option<Guard>) {
+    if let Some(guard) = guard
+        && let Err(error) = guard.release().await
+    {
+        tracing::debug!(%error, "the lock of a load was lost before its end");
     }
 }

@@ -8,21 +8,13 @@ use stampede_lock::{Error as LockError, Guard};
 use crate::builder::{Cached, Key};
 use crate::cache::{Inner, Known, Outcome};
 use crate::error::Error;
+use crate::keep::release;
 use crate::remote::Found;
 use crate::stats::{Counter, Counters};
+use crate::wait::Waited;
 
-/// After a refresh that came to nothing, the next is begun so much later.
+/// After a refresh that failed, the next is begun so much later.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
-
-/// What a look under the lock came to.
-enum Looked<V> {
-    /// Somebody else has brought it.
-    Found(Known<V>, Guard),
-    /// It is for us to load. With its version, if Redis told.
-    Alone(Guard, Option<Vec<u8>>),
-    /// No lock: Redis is away, or whoever has it takes too long.
-    Unlocked,
-}
 
 impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
     /// A key that the process does not have.
@@ -31,7 +23,6 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         L: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
     {
-        let _counted = self.background.count();
         // Somebody may have brought it since we looked.
         if let Some(entry) = self.local.get(&key) {
             return Ok(entry.value.clone());
@@ -51,92 +42,62 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         }
         let Some(found) = found else {
             // Redis is away, or there is none.
+            let _counted = self.background.count();
             self.counters.misses.count();
             let value = self.load(load).await?;
             self.keep(&key, epoch, &value);
             return Ok(value);
         };
-        self.load_alone(key, epoch, found.version, load).await
+        self.load_alone(key, found.version, load).await
     }
 
     /// Loads a key that nobody has, one process at a time if possible.
-    async fn load_alone<F, L>(self: Arc<Self>, key: K, epoch: u64, mut version: Vec<u8>, load: L) -> Outcome<V, E>
+    async fn load_alone<F, L>(self: Arc<Self>, key: K, mut version: Vec<u8>, load: L) -> Outcome<V, E>
     where
         L: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
     {
-        let wait = self.settings.wait_at_most;
-        let mut locking = Box::pin(self.clone().lock_and_look(key.clone(), epoch, wait));
         let mut guard = None;
-        let mut waiting = true;
-        if let Ok(looked) = tokio::time::timeout(wait / 2, &mut locking).await {
-            waiting = false;
-            match looked {
-                Looked::Found(value, guard) => {
-                    self.background.spawn(release(Some(guard)));
-                    return Ok(value);
-                }
-                Looked::Alone(got, seen) => (guard, version) = (Some(got), seen.unwrap_or(version)),
-                Looked::Unlocked => {}
-            }
+        match self.lock_or_wait(&key).await {
+            Waited::Found(value) => return Ok(value),
+            Waited::Locked(got, seen) => (guard, version) = (Some(got), seen.unwrap_or(version)),
+            Waited::Unlocked => {}
         }
+        // From here on, not while it waits: the end of a process does not wait for loads of others.
+        let _counted = self.background.count();
         self.counters.misses.count();
-        let mut loading = Box::pin(self.load(load));
-        let outcome = loop {
-            tokio::select! {
-                outcome = &mut loading => break outcome,
-                // Whoever has the lock takes long, or is dead: we load as well, and take what comes first.
-                looked = &mut locking, if waiting => {
-                    waiting = false;
-                    match looked {
-                        Looked::Found(value, guard) => {
-                            self.background.spawn(release(Some(guard)));
-                            return Ok(value);
-                        }
-                        Looked::Alone(got, _) => guard = Some(got),
-                        Looked::Unlocked => {}
-                    }
-                }
-                // What we load is old by now: whoever loads what is new need not wait for us.
-                () = self.forgotten.notified(), if guard.is_some() => {
-                    if self.epoch(&key) != epoch {
-                        self.background.spawn(release(guard.take()));
-                    }
-                }
-            }
-        };
-        drop(loading);
-        let value = outcome.inspect_err(|_| self.background.spawn(release(guard.take())))?;
+        // What was declared gone while this one waited is not in what it loads.
+        let epoch = self.epoch(&key);
+        let outcome = self.load_under(&key, epoch, &mut guard, load).await;
+        let value = outcome.inspect_err(|_| self.background.spawn(self.clone().end_load(key.clone(), guard.take())))?;
         let times = self.keep(&key, epoch, &value);
-        // Nobody waits for this.
-        self.background.spawn(self.clone().store(key, version, value.clone(), times, guard));
+        // No caller waits for this.
+        self.background.spawn(self.clone().store(key, (epoch, version), value.clone(), times, guard));
         Ok(value)
     }
 
-    /// Waits for the lock of a key, and looks once more whether somebody has brought it.
-    async fn lock_and_look(self: Arc<Self>, key: K, epoch: u64, wait: Duration) -> Looked<V> {
-        let remote = self.settings.remote.as_ref();
-        let Some(lock) = remote.and_then(|remote| remote.lock(&self.settings.name, &key.to_string())) else {
-            return Looked::Unlocked;
-        };
-        let got = match lock.try_lock().await {
-            Err(LockError::NotAcquired { .. }) => lock.lock_within(wait).await,
-            other => other,
-        };
-        match got {
-            Ok(guard) => {
-                let found = self.find(&key).await;
-                match found.as_ref().and_then(|found| self.take_in(&key, epoch, found)) {
-                    Some((value, _)) => {
-                        self.counters.of_hit(&value, |counters| &counters.remote_hits).count();
-                        Looked::Found(value, guard)
-                    }
-                    None => Looked::Alone(guard, found.map(|found| found.version)),
-                }
+    /// Loads a key, and gives its lock back before the end if what is loaded is old by then: a process that loads what is new need not
+    /// wait for it.
+    async fn load_under<F, L>(
+        self: &Arc<Self>,
+        key: &K,
+        epoch: u64,
+        guard: &mut Option<Guard>,
+        load: L,
+    ) -> Outcome<V, E>
+    where
+        L: FnOnce() -> F + Send,
+        F: Future<Output = Result<Option<V>, E>> + Send,
+    {
+        let mut loading = Box::pin(self.load(load));
+        loop {
+            let signal = self.signal(key).notified();
+            if guard.is_some() && self.epoch(key) != epoch {
+                self.background.spawn(self.clone().end_load(key.clone(), guard.take()));
             }
-            Err(error) => {
-                tracing::debug!(%error, "loading without a lock");
-                Looked::Unlocked
+            tokio::select! {
+                outcome = &mut loading => return outcome,
+                () = signal, if guard.is_some() => {}
             }
         }
     }
@@ -166,7 +127,6 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         L: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
     {
-        let _counted = self.background.count();
         let epoch = self.epoch(&key);
         let is_fresh =
             |found: &Found| self.take_in(&key, epoch, found).is_some_and(|(_, fresh_for)| !fresh_for.is_zero());
@@ -181,8 +141,8 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
             };
             match lock.try_lock().await {
                 Ok(got) => guard = Some(got),
-                // Somebody else is at it. Looking again at once would not help.
-                Err(LockError::NotAcquired { .. }) => return tokio::time::sleep(REFRESH_PAUSE).await,
+                // Another process is at it. The next caller looks again when that one has ended.
+                Err(LockError::NotAcquired { .. }) => return self.wait_for_load(&key).await,
                 Err(_) => self.counters.away.count(),
             }
             // A second look: somebody may have just finished.
@@ -192,16 +152,17 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
             }
             version = Some(found.version);
         }
-        match self.load(load).await {
+        let (_counted, epoch) = (self.background.count(), self.epoch(&key));
+        match self.load_under(&key, epoch, &mut guard, load).await {
             Ok(value) => {
                 let times = self.keep(&key, epoch, &value);
                 if let Some(version) = version {
-                    self.clone().store(key, version, value, times, guard).await;
+                    self.clone().store(key, (epoch, version), value, times, guard).await;
                 }
             }
             Err(_) => {
                 self.counters.errors.count();
-                release(guard).await;
+                self.end_load(key, guard).await;
                 tokio::time::sleep(REFRESH_PAUSE).await;
             }
         }
@@ -221,24 +182,6 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Inner<K, V, E> {
         };
         let loaded = tokio::time::timeout(self.settings.load_within, loading).await;
         Ok(loaded.unwrap_or(Err(Error::TooSlow))?.map(Arc::new))
-    }
-
-    /// What Redis knows. `None` if it is away, or there is none.
-    pub(crate) async fn find(&self, key: &K) -> Option<Found> {
-        let remote = self.settings.remote.as_ref()?;
-        let found = remote.find(&self.settings.name, &key.to_string()).await;
-        if found.is_none() {
-            self.counters.away.count();
-        }
-        found
-    }
-}
-
-pub(crate) async fn release(guard: Option<Guard>) {
-    if let Some(guard) = guard
-        && let Err(error) = guard.release().await
-    {
-        tracing::debug!(%error, "the lock of a load was lost before its end");
     }
 }
 

@@ -1,37 +1,43 @@
 //! Redis behind the caches of a process: one connection, one subscription, one set of locks for all of them.
 //!
+//! Everything in Redis begins with the name of the application, here `app`, so that two applications can use one Redis.
+//!
 //! | key | holds | written by | goes |
 //! |---|---|---|---|
-//! | `cache:{shop:7}` | the value of key 7 of the cache `shop`: until when it is fresh, and JSON or nothing | who loaded it | with its expiry, or when it is declared gone |
-//! | `cache:{shop:7}:version` | a number thrown when it was last declared gone | who changed it | an hour later |
-//! | `lock:{cache:shop:7}` | the lock of who loads it | who loads it | with the load |
+//! | `app:cache:{shop:7}` | the value of key 7 of the cache `shop`: until when it is fresh, and JSON or nothing | who loaded it | with its expiry, or when it is declared gone |
+//! | `app:cache:{shop:7}:version` | a random number, new each time the key is declared gone or put | who changed it | an hour later |
+//! | `app:cache:{shop:7}:waiting` | that a process waits for the load of another | who waits | with the end of the load, or ten seconds later |
+//! | `app:lock:{cache:shop:7}` | the lock of who loads it | who loads it | with the load, or [`RemoteConfig::loader_lease`] after the death of its process |
 //!
-//! The channel `cache:gone` tells all processes what was declared gone: the cache's name and the key.
+//! Two channels, both with the cache's name and the key as the message: `app:cache:gone` says to all processes what was declared gone,
+//! `app:cache:loaded` that a load has ended that some process waits for.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use rand::RngExt as _;
-use redis::{FromRedisValue as _, RedisResult, Value};
-use stampede_lock::{Lock, Locks};
-use stampede_redis::{Failure, Link, Script, Servers, too_late};
+use redis::{ErrorKind, FromRedisValue as _, RedisResult, Value};
+use stampede_lock::{Config, Lock, Locks};
+use stampede_redis::{Failure, Link, Script, Servers};
 use tokio::task::AbortHandle;
 
+use crate::breaker::Breaker;
+use crate::builder::is_name;
+use crate::listener::{Caches, Told, listen, message};
+
+static FIND_OR_WAIT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/find_or_wait.lua")));
 static STORE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/store.lua")));
+static LOAD_ENDED: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/load_ended.lua")));
 static PUT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/put.lua")));
 static FORGET: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/forget.lua")));
 
-const CHANNEL: &str = "cache:gone";
-/// Longer than any load takes.
-const VERSION_KEPT: Duration = Duration::from_secs(3600);
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The subscription is asked for a sign of life this often.
-const PING_EVERY: Duration = Duration::from_secs(3);
+/// Longer than any load or change takes.
+pub(crate) const VERSION_KEPT: Duration = Duration::from_secs(3600);
+/// Who still waits says so again long before.
+const WAITING_KEPT: Duration = Duration::from_secs(10);
+const LONGEST_ANSWER: Duration = Duration::from_secs(3600);
+const LEASES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
 
 /// How Redis is used. [`Default`] is right for most.
 #[derive(Debug, Clone, Copy)]
@@ -40,11 +46,18 @@ pub struct RemoteConfig {
     pub connect_within: Duration,
     /// How long an answer may take. Afterwards Redis counts as away, and the source is asked.
     pub answer_within: Duration,
+    /// The lease of the lock under which a key is loaded, renewed every third of it for as long as the load takes. If the process that
+    /// loads dies, another one takes over after this time at the latest. Between 100 milliseconds and an hour.
+    pub loader_lease: Duration,
 }
 
 impl Default for RemoteConfig {
     fn default() -> Self {
-        Self { connect_within: Duration::from_millis(500), answer_within: Duration::from_millis(300) }
+        Self {
+            connect_within: Duration::from_millis(500),
+            answer_within: Duration::from_millis(300),
+            loader_lease: Duration::from_secs(3),
+        }
     }
 }
 
@@ -55,16 +68,14 @@ impl Default for RemoteConfig {
 /// # let server = stampede_testkit::redis::start()?;
 /// # let url = stampede_testkit::redis::url(server.port());
 /// use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
-/// use stampede_lock::{Config, Locks};
 ///
-/// let remote = || -> Result<Remote, Box<dyn std::error::Error>> {
-///     let locks = Locks::new(url.as_str(), Config::default())?;
-///     Ok(Remote::new(url.as_str(), locks, RemoteConfig::default())?)
-/// };
 /// // Two processes would do the same.
-/// let here: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(remote()?).build();
-/// let there: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(remote()?).build();
-/// here.put(&7, Some("Seven".to_owned())).await;
+/// let here = Remote::new("app", url.as_str(), RemoteConfig::default())?;
+/// let here: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(here).build();
+/// let there = Remote::new("app", url.as_str(), RemoteConfig::default())?;
+/// let there: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(there).build();
+///
+/// here.put(&7, async { Ok::<_, std::io::Error>(Some("Seven".to_owned())) }).await?;
 /// let shop = there.get_or_load(&7, || async { panic!("Redis has it") }).await?;
 /// assert_eq!(*shop.unwrap(), "Seven");
 /// # Ok(()) }
@@ -79,20 +90,30 @@ struct Shared {
     locks: Locks,
     breaker: Breaker,
     caches: Arc<Caches>,
+    keys: Arc<Keys>,
     config: RemoteConfig,
     listening: AbortHandle,
 }
 
-/// Those who hear what is gone, by their names.
-#[derive(Default)]
-struct Caches(Mutex<HashMap<String, Vec<Weak<dyn Told>>>>);
+/// The names of everything in Redis.
+pub(crate) struct Keys {
+    application: String,
+    pub(crate) gone: String,
+    pub(crate) loaded: String,
+}
 
-/// A cache that hears what is gone.
-pub(crate) trait Told: Send + Sync {
-    /// This key, on some process.
-    fn gone(&self, key: &str);
-    /// Perhaps any key: messages may have been missed.
-    fn doubtful(&self);
+impl Keys {
+    fn new(application: String) -> Self {
+        let channel = |name| format!("{application}:cache:{name}");
+        Self { gone: channel("gone"), loaded: channel("loaded"), application }
+    }
+
+    /// The value of a key, its version, and whether a process waits for it. The braces keep them on one node of a cluster.
+    fn of(&self, cache: &str, key: &str) -> [String; 3] {
+        let value = format!("{}:cache:{{{cache}:{key}}}", self.application);
+        let (version, waiting) = (format!("{value}:version"), format!("{value}:waiting"));
+        [value, version, waiting]
+    }
 }
 
 /// What Redis knows of a key.
@@ -103,24 +124,61 @@ pub(crate) struct Found {
     pub(crate) version: Vec<u8>,
 }
 
+impl Found {
+    fn read(found: Value) -> Option<Self> {
+        let (value, version) = <(Option<Vec<u8>>, Option<Vec<u8>>)>::from_redis_value(found).ok()?;
+        Some(Self { value, version: version.unwrap_or_default() })
+    }
+}
+
 impl Remote {
-    /// Nothing is connected yet: without Redis the caches work, too. `locks` is for the loads, one process at a time.
+    /// Nothing is connected yet: without Redis the caches work, too.
+    ///
+    /// `application` is the first part of every key and channel: processes that share values have the same, and applications that share
+    /// nothing but the Redis have different ones.
     ///
     /// # Errors
-    /// If the addresses cannot be used.
+    /// If the addresses cannot be used; if the name of the application is empty or has one of `:{}` or a control character in it.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
-    pub fn new(servers: impl Into<Servers>, locks: Locks, config: RemoteConfig) -> RedisResult<Self> {
-        let link = Arc::new(Link::new(servers.into(), config.connect_within, config.answer_within)?);
-        let (breaker, caches) = (Breaker::default(), Arc::new(Caches::default()));
-        let listening = listen(link.clone(), caches.clone(), config.answer_within);
+    pub fn new(
+        application: impl Into<String>,
+        servers: impl Into<Servers>,
+        mut config: RemoteConfig,
+    ) -> RedisResult<Self> {
+        let (application, servers) = (application.into(), servers.into());
+        if !is_name(&application) {
+            return Err((ErrorKind::InvalidClientConfig, "not a name for an application", application).into());
+        }
+        let RemoteConfig { connect_within, answer_within, loader_lease } = &mut config;
+        *connect_within = (*connect_within).min(LONGEST_ANSWER);
+        *answer_within = (*answer_within).min(LONGEST_ANSWER);
+        *loader_lease = (*loader_lease).clamp(LEASES[0], LEASES[1]);
+        let link = Arc::new(Link::new(servers.clone(), *connect_within, *answer_within)?);
+        let settings = Config {
+            prefix: format!("{application}:lock"),
+            watchdog_lease: *loader_lease,
+            connect_within: *connect_within,
+            answer_within: *answer_within,
+            ..Config::default()
+        };
+        let locks = Locks::new(servers, settings).map_err(|error| {
+            redis::RedisError::from((ErrorKind::InvalidClientConfig, "the locks cannot be made", error.to_string()))
+        })?;
+        let (keys, caches) = (Arc::new(Keys::new(application)), Arc::new(Caches::default()));
+        let listening = listen(link.clone(), keys.clone(), caches.clone(), config.answer_within);
         let listening = tokio::spawn(listening).abort_handle();
-        Ok(Self { shared: Arc::new(Shared { link, locks, breaker, caches, config, listening }) })
+        let shared = Shared { link, locks, breaker: Breaker::default(), caches, keys, config, listening };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     pub(crate) fn register(&self, name: &str, cache: Weak<dyn Told>) {
-        self.shared.caches.lock().entry(name.to_owned()).or_default().push(cache);
+        self.shared.caches.register(name, cache);
+    }
+
+    pub(crate) fn application(&self) -> &str {
+        &self.shared.keys.application
     }
 
     pub(crate) fn link(&self) -> &Link {
@@ -142,44 +200,80 @@ impl Remote {
 
     /// `None` if Redis is away.
     pub(crate) async fn find(&self, cache: &str, key: &str) -> Option<Found> {
-        let [value, version] = keys(cache, key);
+        let [value, version, _] = self.shared.keys.of(cache, key);
         let mut command = redis::cmd("MGET");
         command.arg(value).arg(version);
-        let found = self.guarded(self.shared.link.send(command)).await?;
-        let (value, version) = <(Option<Vec<u8>>, Option<Vec<u8>>)>::from_redis_value(found).ok()?;
-        Some(Found { value, version: version.unwrap_or_default() })
+        self.guarded(self.shared.link.send(command)).await.and_then(Found::read)
+    }
+
+    /// The same; and if there is no value, a message is asked for when its load has ended.
+    pub(crate) async fn find_or_wait(&self, cache: &str, key: &str) -> Option<Found> {
+        let (keys, args) = (self.shared.keys.of(cache, key), [milliseconds(WAITING_KEPT)]);
+        self.guarded(self.shared.link.run(&FIND_OR_WAIT, &keys, &args)).await.and_then(Found::read)
+    }
+
+    /// A message is asked for when the load of a key has ended.
+    pub(crate) async fn wait(&self, cache: &str, key: &str) {
+        let [.., waiting] = self.shared.keys.of(cache, key);
+        let mut command = redis::cmd("SET");
+        command.arg(waiting).arg("1").arg("PX").arg(milliseconds(WAITING_KEPT));
+        self.guarded(self.shared.link.send(command)).await;
     }
 
     /// Stores a value that was loaded after this version was read. `false` if it is old by now; `true` also if nobody knows.
     pub(crate) async fn store(&self, cache: &str, key: &str, version: &[u8], value: &[u8], kept_for: Duration) -> bool {
-        let kept_ms = kept_for.as_millis().max(1).to_string();
-        let args = [version, value, kept_ms.as_bytes()];
-        self.guarded(self.shared.link.run(&STORE, &keys(cache, key), &args)).await != Some(Value::Int(0))
+        let Shared { link, keys, .. } = &*self.shared;
+        let (kept_ms, message) = (milliseconds(kept_for), message(cache, key));
+        let args = [version, value, kept_ms.as_bytes(), keys.loaded.as_bytes(), message.as_bytes()];
+        self.guarded(link.run(&STORE, &keys.of(cache, key), &args)).await != Some(Value::Int(0))
     }
 
-    /// Puts a value in the place of whatever is there or is being loaded. `false` if Redis did not say that it did.
-    pub(crate) async fn put(&self, cache: &str, key: &str, value: &[u8], kept_for: Duration) -> bool {
-        let (version, version_ms) = new_version();
-        let kept_ms = kept_for.as_millis().max(1).to_string();
-        let message = message(cache, key);
-        let args: [&[u8]; 6] = [
+    /// A load has ended without a value in Redis, and its lock is free. Processes that wait are woken; if that fails, they look by
+    /// themselves a little later.
+    pub(crate) async fn load_ended(&self, cache: &str, key: &str) {
+        let [.., waiting] = self.shared.keys.of(cache, key);
+        let args = [&self.shared.keys.loaded, &message(cache, key)];
+        self.guarded(self.shared.link.run(&LOAD_ENDED, &[waiting], &args)).await;
+    }
+
+    /// The version of a key. `None` if Redis is away.
+    pub(crate) async fn version(&self, cache: &str, key: &str) -> Option<Vec<u8>> {
+        let [_, version, _] = self.shared.keys.of(cache, key);
+        let found = self.guarded(self.shared.link.send(redis::cmd("GET").arg(version).to_owned())).await?;
+        Option::<Vec<u8>>::from_redis_value(found).ok().map(Option::unwrap_or_default)
+    }
+
+    /// Puts a value in the place of whatever is there or is being loaded, if its version is still this one; otherwise declares the key
+    /// gone. `None` if Redis did not say that it did either.
+    pub(crate) async fn put(
+        &self,
+        cache: &str,
+        key: &str,
+        before: &[u8],
+        value: &[u8],
+        kept_for: Duration,
+    ) -> Option<bool> {
+        let (version, version_ms) = (new_version(), milliseconds(VERSION_KEPT));
+        let (kept_ms, message) = (milliseconds(kept_for), message(cache, key));
+        let args: [&[u8]; 7] = [
             version.as_bytes(),
             version_ms.as_bytes(),
-            CHANNEL.as_bytes(),
+            self.shared.keys.gone.as_bytes(),
             message.as_bytes(),
+            before,
             value,
             kept_ms.as_bytes(),
         ];
-        self.shared.link.run(&PUT, &keys(cache, key), &args).await.is_ok()
+        let put = self.shared.link.run(&PUT, &self.shared.keys.of(cache, key)[..2], &args).await.ok()?;
+        Some(put == Value::Int(1))
     }
 
     /// Declares a key gone. `false` if Redis did not say that it did.
     pub(crate) async fn forget(&self, cache: &str, key: &str) -> bool {
-        let (version, version_ms) = new_version();
-        let message = message(cache, key);
-        let args = [&*version, &*version_ms, CHANNEL, &*message];
+        let (version, version_ms) = (new_version(), milliseconds(VERSION_KEPT));
+        let args = [&version, &version_ms, &self.shared.keys.gone, &message(cache, key)];
         // Not behind the breaker: this has to be done.
-        self.shared.link.run(&FORGET, &keys(cache, key), &args).await.is_ok()
+        self.shared.link.run(&FORGET, &self.shared.keys.of(cache, key)[..2], &args).await.is_ok()
     }
 
     /// `None` if Redis does not answer, or has not a moment ago.
@@ -207,117 +301,12 @@ impl Remote {
     }
 }
 
-/// A new version, and how long it is kept, in milliseconds.
-fn new_version() -> (String, String) {
-    (format!("{:016x}", rand::rng().random::<u64>()), VERSION_KEPT.as_millis().to_string())
+fn new_version() -> String {
+    format!("{:016x}", rand::rng().random::<u64>())
 }
 
-fn message(cache: &str, key: &str) -> String {
-    format!("{cache}\0{key}")
-}
-
-fn keys(cache: &str, key: &str) -> [String; 2] {
-    let value = format!("cache:{{{cache}:{key}}}");
-    let version = format!("{value}:version");
-    [value, version]
-}
-
-/// Leaves Redis alone for a while after it has not answered; then lets one try through.
-#[derive(Debug, Default)]
-struct Breaker {
-    /// Milliseconds after `START`; 0 if all is well.
-    closed_until: AtomicU64,
-    pause_ms: AtomicU64,
-}
-
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-
-fn since_start() -> u64 {
-    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-impl Breaker {
-    fn may_pass(&self) -> bool {
-        let until = self.closed_until.load(Ordering::Acquire);
-        if until == 0 {
-            return true;
-        }
-        let now = since_start();
-        // One is let through; the others wait for what it finds.
-        now >= until && {
-            let next = now + self.pause_ms.load(Ordering::Relaxed).max(1);
-            self.closed_until.compare_exchange(until, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        }
-    }
-
-    fn worked(&self) {
-        if self.closed_until.swap(0, Ordering::AcqRel) != 0 {
-            self.pause_ms.store(0, Ordering::Relaxed);
-        }
-    }
-
-    fn failed(&self) {
-        let longest = u64::try_from(LONGEST_PAUSE.as_millis()).unwrap_or(u64::MAX);
-        let first = u64::try_from(FIRST_PAUSE.as_millis()).unwrap_or(1);
-        let pause = (2 * self.pause_ms.load(Ordering::Relaxed)).clamp(first, longest);
-        // Many fail at once with one outage: it counts once.
-        let now = since_start();
-        if now >= self.closed_until.load(Ordering::Acquire) {
-            self.pause_ms.store(pause, Ordering::Relaxed);
-            self.closed_until.store(now + pause, Ordering::Release);
-        }
-    }
-}
-
-async fn listen(link: Arc<Link>, caches: Arc<Caches>, answer_within: Duration) {
-    let mut pause = FIRST_PAUSE;
-    loop {
-        if let Err(error) = serve(&link, &caches, answer_within, &mut pause).await {
-            tracing::debug!(%error, "no subscription; trying again");
-        }
-        tokio::time::sleep(pause).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
-    }
-}
-
-async fn serve(link: &Link, caches: &Caches, answer_within: Duration, pause: &mut Duration) -> RedisResult<()> {
-    let (mut sink, mut messages) = link.listen().await?.split();
-    in_time(answer_within, sink.subscribe(CHANNEL)).await?;
-    *pause = FIRST_PAUSE;
-    // Whatever was said before we listened was missed.
-    caches.tell(|cache| cache.doubtful());
-    let mut ping = tokio::time::interval_at(tokio::time::Instant::now() + PING_EVERY, PING_EVERY);
-    loop {
-        tokio::select! {
-            message = messages.next() => {
-                let Some(message) = message else { return Ok(()) };
-                let text = std::str::from_utf8(message.get_payload_bytes()).unwrap_or_default();
-                if let Some((cache, key)) = text.split_once('\0') {
-                    let known = caches.lock().get(cache).cloned().unwrap_or_default();
-                    known.iter().filter_map(Weak::upgrade).for_each(|cache| cache.gone(key));
-                }
-            }
-            _ = ping.tick() => in_time(answer_within, sink.ping::<Value>()).await.map(drop)?,
-        }
-    }
-}
-
-async fn in_time<T>(within: Duration, work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-    tokio::time::timeout(within, work).await.unwrap_or_else(|_| Err(too_late()))
-}
-
-impl Caches {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Weak<dyn Told>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells those who are still there; forgets the others.
-    fn tell(&self, what: impl Fn(&dyn Told)) {
-        self.lock().retain(|_, caches| {
-            caches.retain(|cache| cache.upgrade().inspect(|cache| what(&**cache)).is_some());
-            !caches.is_empty()
-        });
-    }
+fn milliseconds(time: Duration) -> String {
+    time.as_millis().max(1).to_string()
 }
 
 impl Drop for Shared {

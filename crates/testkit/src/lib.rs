@@ -5,10 +5,12 @@
 //! - [`mariadb`], [`postgres`], [`redis`]: servers on free ports with data of their own
 //! - [`proxy`]: a TCP proxy that can cut, delay, stop reading and drop
 //! - [`http`]: one keep-alive connection
+//! - [`lua`]: the heads of scripts for Redis
 //! - [`seed`]: a number to replay a failure by
 //! - [`soak`]: how much
 
 pub mod http;
+pub mod lua;
 pub mod mariadb;
 pub mod postgres;
 pub mod process;

@@ -2,9 +2,9 @@
 //!
 //! | key | holds |
 //! |---|---|
-//! | `filter:{shop}` | a hash: the current generation, its seed, the run of the server it was filled in and since when; the generation that is being filled, and its seed |
-//! | `filter:{shop}:…` | the bits of a generation, and one more that says that they are whole |
-//! | `lock:{filter:shop}` | the lock of who fills it |
+//! | `app:filter:{shop}` | a hash: the current generation, its seed, the run of the server it was filled in and since when; the generation that is being filled, and its seed |
+//! | `app:filter:{shop}:…` | the bits of a generation, and one more that says that they are whole |
+//! | `app:lock:{filter:shop}` | the lock of who fills it |
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -15,18 +15,18 @@ use redis::{FromRedisValue as _, Value};
 use stampede_lock::Guard;
 use stampede_redis::{Failure, Script};
 
-use super::{FALSE_POSITIVES, Unannounced};
+use super::{FilterSettings, MAX_BITS, Unannounced, bits_per_key};
+use crate::builder::LONGEST;
 use crate::remote::Remote;
 
 static CHECK: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_check.lua")));
 static ANNOUNCE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_announce.lua")));
 static FINISH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_finish.lua")));
 
-/// The longest string that Redis takes, in bits, less a little.
-const MAX_BITS: f64 = 4.0e9;
 /// How often an announcement is tried anew if the filter changes under it.
 const TRIES: usize = 5;
-const MAX_KEPT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
+/// Bits that are not used any more are kept for at least so long: longer than it takes to fill them.
+const MIN_KEPT: Duration = Duration::from_secs(3600);
 
 /// After it was found that nobody knows, so long everybody is told so.
 const NOBODY_KNOWS: Duration = Duration::from_millis(100);
@@ -100,10 +100,9 @@ struct Meta {
 
 impl Shared {
     pub(crate) fn new(remote: Remote, name: &str, capacity: usize) -> Self {
-        let wanted = -(capacity.max(1) as f64) * FALSE_POSITIVES.ln() / (2f64.ln() * 2f64.ln());
-        let bits = wanted.clamp(1024.0, MAX_BITS).ceil();
+        let bits = (capacity.max(1) as f64 * bits_per_key()).clamp(1024.0, MAX_BITS).ceil();
         let hashes = (bits / capacity.max(1) as f64 * 2f64.ln()).round().clamp(1.0, 16.0);
-        let (main, view) = (format!("filter:{{{name}}}"), RwLock::new(Seen::Nothing(None)));
+        let (main, view) = (format!("{}:filter:{{{name}}}", remote.application()), RwLock::new(Seen::Nothing(None)));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above")]
         let size = Size { bits: bits as u64, hashes: hashes as u64 };
         Self { remote, name: name.to_owned(), main, size, view }
@@ -209,7 +208,7 @@ impl Shared {
     }
 
     /// Begins to fill a new generation. `None` if the current one is good and young, or somebody else is at it.
-    pub(crate) async fn begin(&self, refill_every: Duration) -> Result<Option<(Generation, Guard)>, Error> {
+    pub(crate) async fn begin(&self, settings: &FilterSettings) -> Result<Option<(Generation, Guard)>, Error> {
         let lock = self.remote.locks().simple(&format!("filter:{}", self.name))?;
         let guard = match lock.try_lock().await {
             Ok(guard) => guard,
@@ -217,7 +216,7 @@ impl Shared {
             Err(error) => return Err(error.into()),
         };
         let (meta, run) = (self.meta().await.map_err(told)?, self.run().await?);
-        let young = self.now_s().await.map_err(told)? < meta.since_s.saturating_add(refill_every.as_secs());
+        let young = self.now_s().await.map_err(told)? < meta.since_s.saturating_add(settings.refill_every.as_secs());
         if let Some(current) = &meta.current
             && (&current.run, current.size) == (&run, self.size)
             && young
@@ -237,9 +236,9 @@ impl Shared {
         let mut allocate = redis::cmd("SETBIT");
         allocate.arg(self.bits_of(&generation.id)).arg(bits).arg(1);
         self.send(allocate).await?;
-        // Nobody's bits do not stay for ever; those in use are made anew long before.
+        // The bits of a process that died do not stay for ever; those in use are replaced long before.
         let mut expire = redis::cmd("PEXPIRE");
-        let kept_for = (3 * refill_every).clamp(Duration::from_secs(60), MAX_KEPT);
+        let kept_for = (3 * (settings.refill_every + settings.create_within)).clamp(MIN_KEPT, LONGEST);
         expire.arg(self.bits_of(&generation.id)).arg(kept_for.as_millis().to_string());
         self.send(expire).await?;
         if let Some(left) = meta.filling {

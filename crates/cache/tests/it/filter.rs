@@ -1,14 +1,13 @@
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use stampede_cache::{Builder, Filter, FilterSettings, Remote, RemoteConfig, Unannounced};
-use stampede_lock::{Config, Locks, Servers};
+use stampede_cache::{Builder, Filter, FilterSettings, Remote, RemoteConfig, Servers, Unannounced};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Dice, Proxy, Server, count, redis};
 
-use crate::support::{Numbers, Source, remote, until};
+use crate::support::{APPLICATION, Numbers, Source, remote, until};
 
 fn settings() -> FilterSettings {
     FilterSettings { capacity: 10_000, create_within: Duration::from_millis(100), ..FilterSettings::default() }
@@ -19,8 +18,12 @@ async fn node(port: u16, source: &Source) -> (Numbers, Filter<u64>) {
     node_for(port, source, settings()).await
 }
 
+pub async fn filtered_node(port: u16, source: &Source, capacity: usize) -> (Numbers, Filter<u64>) {
+    node_for(port, source, FilterSettings { capacity, ..settings() }).await
+}
+
 async fn node_for(port: u16, source: &Source, settings: FilterSettings) -> (Numbers, Filter<u64>) {
-    let (remote, source) = (remote(port).await, source.clone());
+    let (remote, source) = (remote(port), source.clone());
     let filter = Filter::shared(&remote, "numbers", settings, move |after| {
         let page = source.keys_after(after);
         async move { Ok::<_, Infallible>(page) }
@@ -133,7 +136,7 @@ async fn what_was_created_elsewhere_is_never_refused_though_redis_forgets() {
         }
         // The bits go, and what is known of them stays.
         _ => {
-            let bits = redis::ask(server.port(), &["--raw", "keys", "filter:{numbers}:*"]).unwrap();
+            let bits = redis::ask(server.port(), &["--raw", "keys", "test:filter:{numbers}:*"]).unwrap();
             for key in bits.lines().filter(|key| !key.is_empty()) {
                 redis::ask(server.port(), &["del", key]).unwrap();
             }
@@ -201,9 +204,8 @@ async fn nodes_with_different_capacities_do_not_mislead_each_other() {
 async fn on_a_cluster_the_shared_filter_never_says_no() {
     let nodes = redis::start_cluster().unwrap();
     let urls: Vec<String> = nodes.iter().map(|node| redis::url(node.port())).collect();
-    let servers = || Servers::Cluster(urls.clone());
-    let locks = Locks::connect(servers(), Config::default()).await.unwrap();
-    let remote = Remote::new(servers(), locks, RemoteConfig::default()).unwrap();
+    let servers = Servers::Cluster(urls);
+    let remote = Remote::new(APPLICATION, servers, RemoteConfig::default()).unwrap();
     let source = Source::default();
     let filter = Filter::<u64>::shared(&remote, "numbers", settings(), {
         let source = source.clone();
@@ -222,4 +224,118 @@ async fn on_a_cluster_the_shared_filter_never_says_no() {
     cache.invalidate(&7).await;
     source.set(7, 2);
     assert_eq!(source.get(&cache, 7).await, Some(2));
+}
+
+/// How reading the source fails, each time once.
+#[derive(Debug, Clone, Copy)]
+enum Trouble {
+    /// Before there is a future.
+    PanicAtOnce,
+    Panic,
+    Error,
+    /// A page that does not go on.
+    SamePage,
+}
+
+/// A source that fails so often before it works.
+fn troubled(
+    source: &Source,
+    times: &Arc<AtomicU64>,
+    trouble: Trouble,
+) -> impl Fn(Option<u64>) -> Page + Send + Sync + use<> {
+    let (source, times) = (source.clone(), times.clone());
+    move |after| {
+        let is_troubled = times.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let page = source.keys_after(if matches!(trouble, Trouble::SamePage) && is_troubled { None } else { after });
+        assert!(!(is_troubled && matches!(trouble, Trouble::PanicAtOnce)), "as planned");
+        Box::pin(async move {
+            match trouble {
+                Trouble::Panic if is_troubled => panic!("as planned"),
+                Trouble::Error if is_troubled => Err("as planned"),
+                _ => Ok(page),
+            }
+        })
+    }
+}
+
+type Page = std::pin::Pin<Box<dyn Future<Output = Result<Vec<u64>, &'static str>> + Send>>;
+
+#[tokio::test]
+async fn filling_goes_on_after_a_panic_and_after_an_error() {
+    let server = redis::start().unwrap();
+    let source = Source::default();
+    (0..100).for_each(|key| source.set(key, key));
+    let remote = remote(server.port());
+    let settings = FilterSettings { create_within: Duration::from_millis(1), ..settings() };
+    for (at, trouble) in
+        [Trouble::PanicAtOnce, Trouble::Panic, Trouble::Error, Trouble::SamePage].into_iter().enumerate()
+    {
+        for shared in [false, true] {
+            let times = Arc::new(AtomicU64::new(2));
+            let keys_after = troubled(&source, &times, trouble);
+            let filter = if shared {
+                Filter::shared(&remote, &format!("troubled{at}"), settings, keys_after)
+            } else {
+                Filter::local(settings, keys_after)
+            };
+            until("the filter is filled", || filter.is_current()).await;
+            assert_eq!(times.load(Ordering::SeqCst), 0, "{trouble:?} did not happen");
+            assert!(filter.may_exist(&7).await && !filter.may_exist(&1000).await, "{trouble:?}");
+        }
+    }
+}
+
+/// It does not only live through the first filling, but goes on for its whole life.
+#[tokio::test]
+async fn a_panic_during_a_later_filling_does_not_end_it() {
+    let source = Source::default();
+    source.set(1, 1);
+    let times = Arc::new(AtomicU64::new(0));
+    let settings = FilterSettings {
+        create_within: Duration::from_millis(1),
+        refill_every: Duration::from_millis(100),
+        ..settings()
+    };
+    let filter = Filter::local(settings, troubled(&source, &times, Trouble::Panic));
+    until("the filter is filled", || filter.is_current()).await;
+    times.store(3, Ordering::SeqCst);
+    until("it has failed", || async { times.load(Ordering::SeqCst) == 0 }).await;
+    assert!(!filter.may_exist(&2).await, "the one before stays");
+    // Not announced: only a new filling can know it.
+    source.set(2, 2);
+    until("it is filled again", || filter.may_exist(&2)).await;
+}
+
+#[tokio::test]
+async fn the_longest_and_shortest_settings_do_not_end_the_filling() {
+    let server = redis::start().unwrap();
+    let source = Source::default();
+    source.set(1, 1);
+    let endless =
+        RemoteConfig { connect_within: Duration::MAX, answer_within: Duration::MAX, loader_lease: Duration::MAX };
+    let never = |time| FilterSettings { capacity: 0, create_within: Duration::ZERO, refill_every: time };
+    for (at, settings) in [never(Duration::MAX), never(Duration::ZERO)].into_iter().enumerate() {
+        for shared in [false, true] {
+            let keys_after = troubled(&source, &Arc::default(), Trouble::Error);
+            let filter = if shared {
+                let remote = Remote::new(APPLICATION, redis::url(server.port()), RemoteConfig::default()).unwrap();
+                Filter::shared(&remote, &format!("long{at}"), settings, keys_after)
+            } else {
+                Filter::local(settings, keys_after)
+            };
+            until("the filter is filled", || filter.is_current()).await;
+        }
+    }
+    // A key that may be written at any time after its announcement: nobody can say no, but it does not end.
+    let settings = FilterSettings { create_within: Duration::MAX, refill_every: Duration::MAX, capacity: 1 };
+    let remote = Remote::new(APPLICATION, redis::url(server.port()), endless).unwrap();
+    let filter = Filter::shared(&remote, "endless", settings, troubled(&source, &Arc::default(), Trouble::Error));
+    let filling = || async {
+        redis::ask(server.port(), &["hexists", "test:filter:{endless}", "filling"]).unwrap() == "1"
+            && redis::ask(server.port(), &["exists", "test:lock:{filter:endless}"]).unwrap() == "1"
+    };
+    until("it is being filled", filling).await;
+    assert!(filter.may_exist(&5).await && !filter.is_current().await);
+    filter.announce(&5).await.unwrap();
+    assert!(filling().await, "the task that fills it is still there");
 }

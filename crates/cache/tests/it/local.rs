@@ -130,7 +130,7 @@ async fn what_is_loaded_together_does_not_expire_together() {
     for loader in loaders {
         loader.await.unwrap();
     }
-    let script = "local all = {} for _, key in ipairs(redis.call('KEYS', 'cache:*')) do all[#all + 1] = redis.call('PTTL', key) end return all";
+    let script = "local all = {} for _, key in ipairs(redis.call('KEYS', 'test:cache:*')) do all[#all + 1] = redis.call('PTTL', key) end return all";
     // Storing goes on when the values have been given.
     until("all are stored", || async { redis::ask(server.port(), &["dbsize"]).unwrap() == keys.to_string() }).await;
     let left = redis::ask(server.port(), &["--raw", "eval", script, "0"]).unwrap();

@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use stampede_cache::{Builder, Remote, RemoteConfig};
-use stampede_lock::{Config, Locks};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Proxy, count, redis};
 
-use crate::support::{Numbers, Source, node, until};
+use crate::support::{Source, node, until};
 
 const AT_ONCE: usize = 8;
 
@@ -92,10 +90,7 @@ async fn a_cache_works_without_the_redis_that_it_was_given() {
 #[tokio::test]
 async fn what_is_loaded_is_given_though_it_cannot_be_stored() {
     let (server, source) = (redis::start().unwrap(), Source::default());
-    let url = redis::url(server.port());
-    let locks = Locks::new(url.as_str(), Config::default()).unwrap();
-    let remote = Remote::new(url.as_str(), locks, RemoteConfig::default()).unwrap();
-    let cache: Numbers = Builder::new("numbers").remote(remote).build();
+    let cache = node(server.port(), |settings| settings).await;
     source.set(7, 1);
     let takes = Duration::from_millis(500);
     let started = Instant::now();
@@ -118,8 +113,10 @@ async fn a_redis_that_refuses_is_not_away() {
     let cache = node(server.port(), |settings| settings.local(10, Duration::from_millis(1))).await;
     source.set(7, 1);
     assert_eq!(source.get(&cache, 7).await, Some(1));
-    until("it is stored", || async { redis::ask(server.port(), &["exists", "cache:{numbers:7}"]).unwrap() == "1" })
-        .await;
+    until("it is stored", || async {
+        redis::ask(server.port(), &["exists", "test:cache:{numbers:7}"]).unwrap() == "1"
+    })
+    .await;
     redis::ask(server.port(), &["config", "set", "maxmemory", "1"]).unwrap();
     for key in 100..150 {
         assert_eq!(source.get(&cache, key).await, None);

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
-use stampede_lock::{Config, Locks};
 use stampede_testkit::redis;
 
 pub type Numbers = Cache<u64, u64, Infallible>;
@@ -28,6 +27,10 @@ impl Source {
         self.0.values.lock().unwrap().insert(key, value);
     }
 
+    pub fn value(&self, key: u64) -> Option<u64> {
+        self.0.values.lock().unwrap().get(&key).copied()
+    }
+
     pub fn calls(&self) -> u64 {
         self.0.calls.load(Ordering::SeqCst)
     }
@@ -40,7 +43,7 @@ impl Source {
         self.0.calls.fetch_add(1, Ordering::SeqCst);
         let now = self.0.under_way.fetch_add(1, Ordering::SeqCst) + 1;
         self.0.most.fetch_max(now, Ordering::SeqCst);
-        let value = self.0.values.lock().unwrap().get(&key).copied();
+        let value = self.value(key);
         // What it has read, it has read: it may be old when it arrives.
         tokio::time::sleep(takes).await;
         self.0.under_way.fetch_sub(1, Ordering::SeqCst);
@@ -68,20 +71,32 @@ impl Source {
     }
 }
 
-pub async fn remote(port: u16) -> Remote {
-    let locks = Locks::new(redis::url(port), Config { answer_within: Duration::from_millis(300), ..Config::default() });
-    Remote::new(redis::url(port), locks.unwrap(), RemoteConfig::default()).unwrap()
+/// The application that all nodes belong to.
+pub const APPLICATION: &str = "test";
+
+pub fn remote(port: u16) -> Remote {
+    Remote::new(APPLICATION, redis::url(port), RemoteConfig::default()).unwrap()
 }
 
 /// A cache of a node of its own.
 pub async fn node(port: u16, settings: impl FnOnce(Builder) -> Builder) -> Numbers {
-    settings(Builder::new("numbers").remote(remote(port).await)).build()
+    settings(Builder::new("numbers").remote(remote(port))).build()
+}
+
+/// Changes the source, and then declares the value gone.
+pub async fn change(cache: &Numbers, source: &Source, key: u64, value: u64) {
+    let source = source.clone();
+    let changing = cache.update(&key, async move {
+        source.set(key, value);
+        Ok::<_, Infallible>(())
+    });
+    changing.await.unwrap();
 }
 
 /// Waits until so many nodes hear what is gone.
 pub async fn listening(port: u16, nodes: usize) {
     until("all listen", || async {
-        redis::ask(port, &["pubsub", "numsub", "cache:gone"]).unwrap().ends_with(&format!("{nodes}"))
+        redis::ask(port, &["pubsub", "numsub", "test:cache:gone"]).unwrap().ends_with(&format!("{nodes}"))
     })
     .await;
 }
