@@ -10,7 +10,7 @@ use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::link::{Failure, is_broken};
+use crate::link::{Failure, Said, is_broken};
 
 /// How many writes are under way at once: the next one is made while the answers of the last are handed out.
 const UNDER_WAY: usize = 2;
@@ -70,7 +70,7 @@ impl Line {
             self.broke(error);
         }
         drop(turn);
-        answer.map_err(Failure::Unknown)
+        answer.map_err(|error| Said::of(&error).failure(error))
     }
 
     fn enter(&self, command: Cmd) -> Result<Entered, Failure> {

@@ -1,20 +1,23 @@
 //! The way to Redis: one connection for everything, made anew when it breaks.
 //!
-//! A command is never sent again from here, but for the answer that Redis does not know the script: then it was not carried out. (The
-//! client of a cluster may send one again by itself, which is why the scripts are idempotent.)
+//! A command that may have been carried out is never sent again from here. One that was surely not is: a script that Redis does not know,
+//! and on a cluster what a node refused to carry out (see [`crate::cluster`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use redis::aio::{ConnectionLike as _, PubSub};
+use redis::aio::PubSub;
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
-use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue as _, RedisError, RedisResult, ServerErrorKind, Value,
+};
 use tokio::sync::Mutex;
 
+use crate::cluster;
 use crate::line::Line;
 use crate::script::Script;
 
@@ -99,11 +102,11 @@ struct State {
 
 /// The way to Redis.
 pub struct Link {
-    dial: Dial,
+    dial: Arc<Dial>,
     connect_within: Duration,
     answer_within: Duration,
-    state: RwLock<State>,
-    dialing: Mutex<()>,
+    state: Arc<RwLock<State>>,
+    dialing: Arc<Mutex<()>>,
 }
 
 /// After a failure to connect, so long everybody hears of that failure instead of trying again.
@@ -113,8 +116,8 @@ impl Link {
     /// # Errors
     /// If the addresses cannot be used. Nothing is connected yet.
     pub fn new(servers: Servers, connect_within: Duration, answer_within: Duration) -> RedisResult<Self> {
-        let dial = Dial::new(servers, connect_within, answer_within)?;
-        Ok(Self { dial, connect_within, answer_within, state: RwLock::default(), dialing: Mutex::new(()) })
+        let dial = Arc::new(Dial::new(servers, connect_within, answer_within)?);
+        Ok(Self { dial, connect_within, answer_within, state: Arc::default(), dialing: Arc::default() })
     }
 
     /// How many connections there were so far: what was learned on one may not hold on the next, because the server was restarted or is
@@ -125,31 +128,12 @@ impl Link {
 
     /// Sends a command.
     pub async fn send(&self, command: Cmd) -> Result<Value, Failure> {
-        let (connection, generation) = self.connection().await.map_err(|error| match Said::of(&error) {
-            Said::No => Failure::Refused(error),
-            _ => Failure::NotSent(error),
-        })?;
-        let answer = match connection {
-            Connection::One(line) => line.send(command).await,
-            Connection::Cluster(mut cluster) => cluster.req_packed_command(&command).await.map_err(Failure::Unknown),
+        let (connection, generation) = self.connect().await?;
+        let answer = match &connection {
+            Connection::One(line) => line.send(command).await.and_then(checked),
+            Connection::Cluster(cluster) => cluster::send(cluster, &command, self.answer_within).await,
         };
-        let error = match answer.map(Value::extract_error) {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => error,
-            Err(failure) => {
-                self.hang_up(generation);
-                return Err(match failure {
-                    // The cluster's connection gives the servers' own errors this way.
-                    Failure::Unknown(error) => Said::of(&error).failure(error),
-                    failure => failure,
-                });
-            }
-        };
-        let said = Said::of(&error);
-        if !matches!(said, Said::No) {
-            self.hang_up(generation);
-        }
-        Err(said.failure(error))
+        self.judge(generation, answer)
     }
 
     /// Runs a script.
@@ -159,23 +143,68 @@ impl Link {
         keys: &[K],
         args: &[A],
     ) -> Result<Value, Failure> {
-        let command = |name: &'static str, what: &str| {
-            let mut command = redis::cmd(name);
-            command.arg(what).arg(keys.len()).arg(keys).arg(args);
-            command
-        };
-        match self.send(command("EVALSHA", &script.hash)).await {
-            Err(Failure::Refused(error)) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.send(command("EVAL", script.text)).await
-            }
+        match self.send(script.by_hash(keys, args)).await {
+            Err(failure) if failure.is_unknown_script() => self.send(script.by_text(keys, args)).await,
             outcome => outcome,
         }
+    }
+
+    /// Runs a script, and then waits until so many replicas have confirmed what it wrote, at most half of the time that an answer may
+    /// take. Returns also how many have. The first key says on which node of a cluster.
+    ///
+    /// `WAIT` is about the connection's own writes, so it goes over the same connection; what others send over it meanwhile waits.
+    pub async fn run_replicated<K: redis::ToRedisArgs + AsRef<[u8]>, A: redis::ToRedisArgs>(
+        &self,
+        script: &Script,
+        keys: &[K],
+        args: &[A],
+        replicas: usize,
+    ) -> Result<(Value, usize), Failure> {
+        let mut wait = redis::cmd("WAIT");
+        let within_ms = (self.answer_within / 2).as_millis().max(1);
+        wait.arg(replicas).arg(within_ms.to_string());
+        let (connection, generation) = self.connect().await?;
+        let key = keys.first().map(AsRef::as_ref).unwrap_or_default();
+        let answers = match self.send_both(&connection, script.by_hash(keys, args), &wait, key).await {
+            Err(failure) if failure.is_unknown_script() => {
+                self.send_both(&connection, script.by_text(keys, args), &wait, key).await
+            }
+            outcome => outcome,
+        };
+        let [value, confirmed] = self.judge(generation, answers)?;
+        let confirmed = usize::from_redis_value(confirmed).map_err(|error| Failure::Unknown(error.into()))?;
+        if confirmed < replicas && matches!(*self.dial, Dial::Sentinel(_)) {
+            // It may have been replaced and not know it: the sentinels do.
+            self.hang_up(generation);
+        }
+        Ok((value, confirmed))
+    }
+
+    /// Sends one command, and after it another over the same connection.
+    async fn send_both(&self, connection: &Connection, one: Cmd, two: &Cmd, key: &[u8]) -> Result<[Value; 2], Failure> {
+        match connection {
+            Connection::One(line) => {
+                let value = line.send(one).await.and_then(checked)?;
+                // Whatever becomes of the second, the first has been carried out.
+                let second = line.send(two.clone()).await.and_then(checked);
+                Ok([value, second.map_err(|failure| Failure::Unknown(failure.into_error()))?])
+            }
+            Connection::Cluster(cluster) => cluster::send_both(cluster, [&one, two], key, self.answer_within).await,
+        }
+    }
+
+    /// After an answer that makes the connection doubtful, nothing more goes there.
+    fn judge<T>(&self, generation: u64, answer: Result<T, Failure>) -> Result<T, Failure> {
+        if matches!(answer, Err(Failure::NotSent(_) | Failure::Unknown(_))) {
+            self.hang_up(generation);
+        }
+        answer
     }
 
     /// A connection for messages, to a server that hears all of them.
     pub async fn listen(&self) -> RedisResult<PubSub> {
         let connecting = async {
-            match &self.dial {
+            match &*self.dial {
                 Dial::One(client) => client.get_async_pubsub().await,
                 Dial::Sentinel(sentinel) => sentinel.lock().await.async_get_client().await?.get_async_pubsub().await,
                 // Every node of a cluster hears what is published on any of them. Another one each time, as one may not answer.
@@ -191,35 +220,50 @@ impl Link {
 
     /// Sentinels and nodes of a cluster may have to be asked before the connection is made, and one of them may not answer.
     fn dial_within(&self) -> Duration {
-        match self.dial {
+        match *self.dial {
             Dial::One(_) => self.connect_within,
             Dial::Sentinel(_) | Dial::Cluster { .. } => 3 * self.connect_within,
         }
+    }
+
+    async fn connect(&self) -> Result<(Connection, u64), Failure> {
+        self.connection().await.map_err(|error| match Said::of(&error) {
+            Said::No => Failure::Refused(error),
+            _ => Failure::NotSent(error),
+        })
     }
 
     async fn connection(&self) -> RedisResult<(Connection, u64)> {
         if let Some(known) = self.known() {
             return known;
         }
-        let _alone = self.dialing.lock().await;
+        let alone = self.dialing.clone().lock_owned().await;
         if let Some(known) = self.known() {
             return known;
         }
-        let dialed = tokio::time::timeout(self.dial_within(), self.dial.connect(self.answer_within)).await;
-        let dialed = dialed.unwrap_or_else(|_| Err(too_late()));
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        match dialed {
-            Ok(connection) => {
-                state.generation += 1;
-                state.failed = None;
-                state.connection = Some(connection.clone());
-                Ok((connection, state.generation))
-            }
-            Err(error) => {
-                state.failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
-        }
+        let (dial, state) = (self.dial.clone(), self.state.clone());
+        let (within, answer_within) = (self.dial_within(), self.answer_within);
+        // In a task of its own: a caller whose time is up does not end what the next one would have to begin again.
+        let dialing = tokio::spawn(async move {
+            let dialed = tokio::time::timeout(within, dial.connect(answer_within)).await;
+            let dialed = dialed.unwrap_or_else(|_| Err(too_late()));
+            let mut state = state.write().unwrap_or_else(PoisonError::into_inner);
+            let outcome = match dialed {
+                Ok(connection) => {
+                    state.generation += 1;
+                    state.failed = None;
+                    state.connection = Some(connection.clone());
+                    Ok((connection, state.generation))
+                }
+                Err(error) => {
+                    state.failed = Some((Instant::now(), error.clone()));
+                    Err(error)
+                }
+            };
+            drop(alone);
+            outcome
+        });
+        dialing.await.unwrap_or_else(|_| Err(too_late()))
     }
 
     /// The connection there is, or the failure that is too fresh to try again.
@@ -235,7 +279,7 @@ impl Link {
     /// What is under way on the connection may still be answered; nothing new goes there. A cluster's connection sees to its nodes itself:
     /// one that does not answer is no reason to leave the others.
     fn hang_up(&self, generation: u64) {
-        if matches!(self.dial, Dial::Cluster { .. }) {
+        if matches!(*self.dial, Dial::Cluster { .. }) {
             return;
         }
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -259,6 +303,7 @@ impl Dial {
                     .connection_timeout(connect_within)
                     .response_timeout(answer_within)
                     .overall_response_timeout(Some(answer_within))
+                    .retries(0)
                     .build()?;
                 Self::Cluster { client, nodes, next: AtomicUsize::new(0) }
             }
@@ -283,16 +328,33 @@ impl Dial {
 }
 
 /// What a server said with an error.
-enum Said {
+pub(crate) enum Said {
     /// It would say so again.
     No,
-    /// It is not ready, or not the master: another connection may do better.
+    /// It is not ready, not the master, or not the node for this: it was not carried out, and another connection may do better.
     NotNow,
     Nothing,
 }
 
+/// The answer, or the error in it.
+fn checked(value: Value) -> Result<Value, Failure> {
+    value.extract_error().map_err(|error| Said::of(&error).failure(error))
+}
+
+impl Failure {
+    fn into_error(self) -> RedisError {
+        match self {
+            Self::NotSent(error) | Self::Unknown(error) | Self::Refused(error) => error,
+        }
+    }
+
+    fn is_unknown_script(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
+    }
+}
+
 impl Said {
-    fn failure(self, error: RedisError) -> Failure {
+    pub(crate) fn failure(self, error: RedisError) -> Failure {
         match self {
             Self::No => Failure::Refused(error),
             Self::NotNow => Failure::NotSent(error),
@@ -300,13 +362,17 @@ impl Said {
         }
     }
 
-    fn of(error: &RedisError) -> Self {
-        use ServerErrorKind::{BusyLoading, ClusterDown, MasterDown, ReadOnly, TryAgain};
+    pub(crate) fn of(error: &RedisError) -> Self {
+        use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
         match error.kind() {
-            ErrorKind::Server(BusyLoading | ClusterDown | MasterDown | ReadOnly | TryAgain) => Self::NotNow,
-            ErrorKind::Extension if error.code() == Some("BUSY") => Self::NotNow,
+            ErrorKind::Server(Ask | BusyLoading | ClusterDown | MasterDown | Moved | ReadOnly | TryAgain) => {
+                Self::NotNow
+            }
+            ErrorKind::Extension if matches!(error.code(), Some("BUSY" | "NOREPLICAS")) => Self::NotNow,
             ErrorKind::Server(_) | ErrorKind::Extension => Self::No,
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => Self::No,
+            ErrorKind::ClusterConnectionNotFound => Self::NotNow,
+            _ if error.is_connection_refusal() => Self::NotNow,
             _ => Self::Nothing,
         }
     }

@@ -62,18 +62,51 @@ pub fn start_watched() -> Result<Watched> {
 
 /// Three nodes with a third of the slots each, and no replicas.
 pub fn start_cluster() -> Result<[Server; 3]> {
-    let node = || launch(&["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--save", ""]);
-    let nodes = [node()?, node()?, node()?];
+    let nodes = [start_node()?, start_node()?, start_node()?];
+    form_cluster(&nodes, 0)?;
+    Ok(nodes)
+}
+
+/// Six nodes: three have a third of the slots each, and each of these has a replica.
+pub fn start_replicated_cluster() -> Result<Vec<Server>> {
+    let nodes = (0..6).map(|_| start_node()).collect::<Result<Vec<_>>>()?;
+    form_cluster(&nodes, 1)?;
+    wait_until("every replica follows", || {
+        let mut up = 0;
+        for node in &nodes {
+            up += usize::from(ask(node.port(), &["info", "replication"])?.contains("master_link_status:up"));
+        }
+        Ok(up == 3)
+    })?;
+    Ok(nodes)
+}
+
+fn start_node() -> Result<Server> {
+    let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
+    launch(&[&cluster[..], &["--save", "", "--repl-diskless-sync-delay", "0"]].concat())
+}
+
+fn form_cluster(nodes: &[Server], replicas: usize) -> Result<()> {
     let mut create = Command::new("redis-cli");
     create.args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address().to_string()));
-    run(create.args(["--cluster-replicas", "0", "--cluster-yes"]))?;
-    for node in &nodes {
+    run(create.args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"]))?;
+    let known = format!("cluster_known_nodes:{}", nodes.len());
+    for node in nodes {
         wait_until("the cluster is whole", || {
             let info = ask(node.port(), &["cluster", "info"])?;
-            Ok(info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3"))
+            Ok(info.contains("cluster_state:ok") && info.contains(&known))
         })?;
     }
-    Ok(nodes)
+    Ok(())
+}
+
+/// Moves slots from one node of a cluster to another.
+pub fn reshard(from: &Server, to: &Server, slots: usize) -> Result<()> {
+    let id = |node: &Server| ask(node.port(), &["cluster", "myid"]).map(|id| id.trim().to_owned());
+    let mut reshard = Command::new("redis-cli");
+    reshard.args(["--cluster", "reshard", &from.address().to_string(), "--cluster-from", &id(from)?]);
+    reshard.args(["--cluster-to", &id(to)?, "--cluster-slots", &slots.to_string(), "--cluster-yes"]);
+    run(&mut reshard).map(drop)
 }
 
 fn launch(more: &[&str]) -> Result<Server> {
