@@ -34,6 +34,10 @@ async fn main() -> Result<()> {
     for task in running {
         task.await??;
     }
+    // A red lock is released at the majority; the rest goes on in the background.
+    for server in &servers {
+        server.close().await?;
+    }
     Ok(())
 }
 

@@ -13,11 +13,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -27,7 +28,7 @@ use crate::owner::Owner;
 use crate::scripts::Kind;
 use crate::told::Hub;
 use crate::watchdog::Watchdog;
-use stampede_redis::{Failure, Link, Servers};
+use stampede_redis::{Failure, Link, Servers, too_late};
 
 /// How locks behave. [`Default`] is right for most.
 #[derive(Debug, Clone)]
@@ -43,6 +44,11 @@ pub struct Config {
     pub answer_within: Duration,
     /// How long the last fencing token of an unused lock is remembered. If Redis' clock goes back by more than this, tokens may repeat.
     pub fence_memory: Duration,
+    /// How many replicas must confirm that they have a lock before it counts as acquired or renewed (`WAIT`); 0: none. With it, a lock
+    /// that was acquired survives the loss of the master, if a replica that confirmed takes over, and a master that is cut off from its
+    /// replicas gives and renews no locks. It costs a round trip to the replicas, and while a replica is away, every lock. See
+    /// [`promises`](crate::promises).
+    pub replicas: usize,
 }
 
 impl Default for Config {
@@ -53,6 +59,7 @@ impl Default for Config {
             connect_within: Duration::from_secs(1),
             answer_within: Duration::from_secs(1),
             fence_memory: Duration::from_secs(24 * 60 * 60),
+            replicas: 0,
         }
     }
 }
@@ -65,6 +72,8 @@ const SECOND_LOOK: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Clearing up goes on for at least so long.
 const CLEAR_WITHIN: Duration = Duration::from_secs(60);
+/// How long [`Locks::close`] waits.
+const CLOSE_WITHIN: Duration = Duration::from_secs(10);
 
 /// The locks of one Redis: one connection, one subscription and one watchdog for all of them. Cheap to clone.
 ///
@@ -95,6 +104,9 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     runtime: Handle,
     abandoned: Arc<Semaphore>,
+    /// How many releases are under way in the background.
+    releasing: watch::Sender<usize>,
+    closed: AtomicBool,
     tasks: [AbortHandle; 2],
 }
 
@@ -125,11 +137,13 @@ impl Locks {
         let link = Link::new(servers.into(), config.connect_within, config.answer_within);
         let link = link.map_err(|error| Error::setting(format!("the servers' addresses cannot be used: {error}")))?;
         let link = Arc::new(link);
-        let (hub, watchdog) = (Arc::new(Hub::new(&config)), Arc::new(Watchdog::new(config.watchdog_lease)));
+        let (hub, watchdog) = (Arc::new(Hub::new(&config)), Arc::new(Watchdog::new(&config)));
         let listening = runtime.spawn(hub.clone().listen(link.clone())).abort_handle();
         let renewing = runtime.spawn(watchdog.clone().run(link.clone())).abort_handle();
         let (abandoned, tasks) = (Arc::new(Semaphore::new(MAX_ABANDONED)), [listening, renewing]);
-        Ok(Self { shared: Arc::new(Shared { link, hub, watchdog, config, runtime, abandoned, tasks }) })
+        let (releasing, closed) = (watch::Sender::new(0), AtomicBool::new(false));
+        let shared = Shared { link, hub, watchdog, config, runtime, abandoned, releasing, closed, tasks };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Does Redis answer?
@@ -139,6 +153,32 @@ impl Locks {
     pub async fn ping(&self) -> Result<()> {
         self.shared.link.send(redis::cmd("PING")).await?;
         Ok(())
+    }
+
+    /// For the end of a program: waits until the guards that were dropped are released, at most ten seconds. A runtime that ends before
+    /// leaves their locks to their leases. Whoever still waits for a lock, or asks for one from now on, gets [`Error::Closed`]; guards
+    /// that are in hand stay as they are.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = stampede_testkit::redis::start()?;
+    /// # let url = stampede_testkit::redis::url(server.port());
+    /// # use stampede_lock::{Config, Locks};
+    /// let locks = Locks::connect(url, Config::default()).await?;
+    /// let guard = locks.simple("report")?.lock().await?;
+    /// drop(guard);
+    /// locks.close().await?; // the next process need not wait for the lease to end
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if some are not released by then: they end with their leases.
+    pub async fn close(&self) -> Result<()> {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        self.shared.hub.wake_all();
+        let mut releasing = self.shared.releasing.subscribe();
+        let ended = tokio::time::timeout(CLOSE_WITHIN, releasing.wait_for(|&number| number == 0)).await;
+        ended.map(drop).map_err(|_| Error::Unreachable(too_late()))
     }
 
     /// The plainest lock: one command to get it, one to give it back. Not re-entrant, no fencing token.
@@ -258,14 +298,28 @@ impl ReadWrite {
 }
 
 impl Shared {
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Releases in the background; [`Locks::close`] waits for it.
+    pub(crate) fn spawn<T: Send + 'static>(&self, release: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        let under_way = UnderWay::new(&self.releasing);
+        self.runtime.spawn(async move {
+            let outcome = release.await;
+            drop(under_way);
+            outcome
+        })
+    }
+
     /// Clears up in the background what Redis may know under this id. `doubtful`: something unanswered may be carried out late.
     pub(crate) fn abandon(self: Arc<Self>, lock: Arc<Named>, id: Arc<str>, lease: Duration, doubtful: bool) {
         let place = self.abandoned.clone().try_acquire_owned().ok();
-        let runtime = self.runtime.clone();
         // On a runtime that is shutting down this does nothing, and the lease ends it.
-        runtime.spawn(async move {
+        let shared = self.clone();
+        self.spawn(async move {
             let until = if place.is_some() { Instant::now() + lease.max(CLEAR_WITHIN) } else { Instant::now() };
-            self.clear_up(&lock, &id, until, doubtful).await;
+            shared.clear_up(&lock, &id, until, doubtful).await;
             drop(place);
         });
     }
@@ -295,6 +349,22 @@ impl Shared {
                 }
             }
         }
+    }
+}
+
+/// Counts what is under way, also if its task ends early.
+struct UnderWay(watch::Sender<usize>);
+
+impl UnderWay {
+    fn new(number: &watch::Sender<usize>) -> Self {
+        number.send_modify(|number| *number += 1);
+        Self(number.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|number| *number -= 1);
     }
 }
 

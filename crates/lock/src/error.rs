@@ -30,6 +30,18 @@ pub enum Error {
     /// Redis answers, but not what a lock needs: the key is used for something else, a permission is missing, the memory is full.
     #[error("Redis refuses: {0}")]
     Refused(#[source] redis::RedisError),
+    /// It was acquired, but too few replicas have confirmed it in time, so it was released again (see
+    /// [`Config::replicas`](crate::Config::replicas)). Try again later.
+    #[error("only {confirmed} of {wanted} replicas know of the lock")]
+    NotReplicated {
+        /// How many should have.
+        wanted: usize,
+        /// How many have.
+        confirmed: usize,
+    },
+    /// [`Locks::close`](crate::Locks::close) was called.
+    #[error("the locks are closed")]
+    Closed,
     /// A setting makes no sense.
     #[error("{0}")]
     Setting(String),
@@ -38,7 +50,7 @@ pub enum Error {
 impl Error {
     /// Might the same call succeed later?
     pub fn may_retry(&self) -> bool {
-        matches!(self, Self::NotAcquired { .. } | Self::Unreachable(_))
+        matches!(self, Self::NotAcquired { .. } | Self::Unreachable(_) | Self::NotReplicated { .. })
     }
 
     pub(crate) fn setting(what: impl Into<String>) -> Self {

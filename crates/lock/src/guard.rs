@@ -4,13 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
 use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::hold::{Gone, Hold};
 use stampede_redis::Failure;
 
-/// How often a release is tried before it goes on in the background, and the pause after each try.
-const TRIES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(50), Duration::ZERO];
+/// After a release that did not reach Redis; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
 /// A lock in hand. Give it back with [`release`](Self::release); dropped, it is released in the background.
 #[must_use = "dropped, the lock is released"]
@@ -19,13 +22,11 @@ pub struct Guard {
     /// `None` once it is given back.
     hold: Option<Arc<Hold>>,
     fence: Option<u64>,
-    /// A try to get it was not answered, and may be carried out late.
-    doubtful: bool,
 }
 
 impl Guard {
-    pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, fence: Option<u64>, doubtful: bool) -> Self {
-        Self { shared, hold: Some(hold), fence, doubtful }
+    pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, fence: Option<u64>) -> Self {
+        Self { shared, hold: Some(hold), fence }
     }
 
     /// The fencing token: higher for every new holder of the lock. Send it with every write, and let the resource refuse a lower one
@@ -45,7 +46,7 @@ impl Guard {
     /// How long the lock is surely held if it is not renewed.
     pub fn sure_for(&self) -> Duration {
         let hold = self.hold.as_ref().filter(|hold| hold.is_sure());
-        hold.map_or(Duration::ZERO, |hold| hold.sure_until().saturating_duration_since(tokio::time::Instant::now()))
+        hold.map_or(Duration::ZERO, |hold| hold.sure_until().saturating_duration_since(Instant::now()))
     }
 
     /// Ends as soon as the lock is not surely held any more: Redis has forgotten it, or its lease has ended without a renewal. Also
@@ -75,7 +76,7 @@ impl Guard {
         }
     }
 
-    /// Gives the lock back. Safe to try again: what is lost on the way is repeated, and counts once.
+    /// Gives the lock back. What is lost on the way is repeated, for as long as an answer may take, and counts once.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::WrongOwner`] if the lock was gone before: what was done last was perhaps not done alone.
@@ -84,12 +85,13 @@ impl Guard {
         let Some(hold) = self.hold.clone() else { return Ok(()) };
         self.shared.watchdog.forget(&hold);
         hold.end();
+        let until = Instant::now() + self.shared.config.answer_within;
         let mut perhaps_done = false;
-        let mut last = Error::Lost;
-        for pause in TRIES {
+        let mut pause = FIRST_PAUSE;
+        loop {
             match hold.lock.release(&self.shared.link, &hold.id).await {
                 Ok(gone) => {
-                    if !self.doubtful {
+                    if !hold.is_doubtful() {
                         self.hold = None;
                     }
                     return match gone {
@@ -101,15 +103,24 @@ impl Guard {
                     };
                 }
                 Err(Failure::Refused(error)) => return Err(Error::Refused(error)),
-                Err(failure) => {
-                    perhaps_done |= matches!(failure, Failure::Unknown(_));
-                    last = failure.into();
-                    tokio::time::sleep(pause).await;
-                }
+                // Dropping it goes on with it.
+                Err(failure) if Instant::now() + pause >= until => return Err(failure.into()),
+                Err(failure) => perhaps_done |= matches!(failure, Failure::Unknown(_)),
             }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
         }
-        // Dropping it goes on with it.
-        Err(last)
+    }
+
+    /// May Redis know of it?
+    pub(crate) fn is_known(&self) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.is_known())
+    }
+
+    /// Gives the lock back in a task of its own, which goes on if the caller goes away.
+    pub(crate) fn release_detached(self) -> JoinHandle<Result<()>> {
+        let shared = self.shared.clone();
+        shared.spawn(self.release())
     }
 }
 
@@ -118,7 +129,10 @@ impl Drop for Guard {
         if let Some(hold) = self.hold.take() {
             self.shared.watchdog.forget(&hold);
             hold.end();
-            self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, self.doubtful);
+            if hold.is_known() {
+                let doubtful = hold.is_doubtful();
+                self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, doubtful);
+            }
         }
     }
 }

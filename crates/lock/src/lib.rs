@@ -12,7 +12,7 @@
 //! - [`promises`]: what each of them promises, and what not
 //!
 //! How it works inside, from the outside in: `lock` tries and waits, `told` is the subscription that wakes those who wait, `guard` and
-//! `hold` are what is in hand, `watchdog` renews, `client` puts them together and says what is in Redis, `scripts` are the
+//! `hold` are what is in hand, `quorum` is most of a red lock's holds, `watchdog` renews, `client` puts them together and says what is in Redis, `scripts` are the
 //! scripts in `lua/`. The connection is `stampede-redis`.
 
 #![warn(missing_docs)]
@@ -26,6 +26,7 @@ mod lock;
 mod multi;
 mod owner;
 pub mod promises;
+mod quorum;
 mod red;
 mod scripts;
 mod told;

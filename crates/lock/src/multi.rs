@@ -69,7 +69,7 @@ impl Multi {
     /// # Errors
     /// As [`Lock::try_lock`]; then none is held.
     pub async fn try_lock(&self) -> Result<MultiGuard> {
-        self.acquire(Wait::No).await
+        self.acquire(Wait::NO).await
     }
 
     /// Gets all of them, waiting at most so long.
@@ -85,7 +85,7 @@ impl Multi {
     /// # Errors
     /// As [`Lock::lock`]; then none is held.
     pub async fn lock(&self) -> Result<MultiGuard> {
-        self.acquire(Wait::ForEver).await
+        self.acquire(Wait::FOR_EVER).await
     }
 
     async fn acquire(&self, wait: Wait) -> Result<MultiGuard> {
@@ -96,7 +96,7 @@ impl Multi {
             let others = (0..self.locks.len()).filter(|&at| at != first);
             let mut in_the_way = None;
             for at in others {
-                match self.locks[at].try_lock().await {
+                match self.locks[at].acquire(wait.for_answer()).await {
                     Ok(guard) => guards.push(guard),
                     Err(error) => {
                         in_the_way = Some((at, error));
@@ -111,8 +111,8 @@ impl Multi {
                 Some(in_the_way) => in_the_way,
             };
             // What cannot be released now is released in the background.
-            let _ = release_all(guards).await;
-            if !problem.may_retry() || wait.left().is_zero() {
+            let _ = wait.bound(release_all(guards)).await;
+            if !problem.may_retry() || wait.is_over() {
                 return Err(problem);
             }
             first = at;

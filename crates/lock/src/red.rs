@@ -11,13 +11,18 @@ use tokio::time::Instant;
 use crate::client::Locks;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::lock::{Lock, Wait};
+use crate::hold::{Member, Tried};
+use crate::lock::{Attempt, Lock, Wait};
 use crate::multi::{jitter, release_all};
+use crate::quorum::Quorum;
 use crate::told::{Told, Waiter};
-use stampede_redis::too_late;
+use stampede_redis::{Failure, too_late};
 
 /// When to try again if nobody has the majority, or too few can tell.
 const SPLIT: Duration = Duration::from_millis(200);
+/// How much longer the slower servers may take when most have answered: as long as those took, within these bounds.
+const MIN_GRACE: Duration = Duration::from_millis(1);
+const MAX_GRACE: Duration = Duration::from_millis(20);
 
 /// A lock on most of at least three independent servers: it holds as long as most of them live, and keep their memory and their time.
 /// The servers must not be replicas of each other.
@@ -45,12 +50,21 @@ pub struct Red {
     locks: Vec<Lock>,
 }
 
-/// The majority in hand.
+/// The majority in hand. Servers on which it is not held (they were away, busy or have forgotten it) are acquired by the watchdog as long as
+/// most others are held, unless the lock has a lease of its own.
 #[must_use = "dropped, the lock is released"]
 #[derive(Debug)]
 pub struct RedGuard {
+    /// One for every server.
     guards: Vec<Guard>,
+    quorum: Arc<Quorum>,
     most: usize,
+}
+
+/// What was wrong with which servers, and whether some of them were got.
+struct Missed {
+    problems: Vec<(usize, Error)>,
+    some: bool,
 }
 
 impl Red {
@@ -83,7 +97,7 @@ impl Red {
     /// # Errors
     /// [`Error::NotAcquired`]; [`Error::Unreachable`] if too few servers answer.
     pub async fn try_lock(&self) -> Result<RedGuard> {
-        self.acquire(Wait::No).await
+        self.acquire(Wait::NO).await
     }
 
     /// Gets the lock, waiting at most so long.
@@ -99,7 +113,7 @@ impl Red {
     /// # Errors
     /// [`Error::Refused`], which waiting does not mend.
     pub async fn lock(&self) -> Result<RedGuard> {
-        self.acquire(Wait::ForEver).await
+        self.acquire(Wait::FOR_EVER).await
     }
 
     fn most(&self) -> usize {
@@ -109,68 +123,98 @@ impl Red {
     async fn acquire(&self, wait: Wait) -> Result<RedGuard> {
         let mut waiters: Vec<Option<Waiter>> = self.locks.iter().map(|_| None).collect();
         loop {
-            let (guards, problems) = self.try_all().await;
-            // Sure means: held when the last of them answered, less what clocks may differ by.
-            if guards.iter().filter(|guard| guard.is_sure()).count() >= self.most() {
-                return Ok(RedGuard { guards, most: self.most() });
-            }
-            let some = !guards.is_empty();
-            // What cannot be released now is released in the background.
-            let _ = release_all(guards).await;
+            let Missed { problems, some } = match self.try_all(wait).await {
+                Ok(guard) => {
+                    waiters.into_iter().flatten().for_each(|waiter| waiter.done(self.locks[0].lease()));
+                    return Ok(guard);
+                }
+                Err(missed) => missed,
+            };
             let problem = self.tell(&problems);
-            if !problem.may_retry() || wait.left().is_zero() {
+            if self.locks.iter().any(|lock| lock.shared.is_closed()) {
+                return Err(Error::Closed);
+            }
+            if !problem.may_retry() || wait.is_over() {
                 return Err(problem);
             }
-            // Only with those who said no: what we released ourselves is no news.
-            let mut fresh = false;
-            for (at, _) in &problems {
-                if waiters[*at].is_none() {
-                    let lock = &self.locks[*at];
-                    let mut waiter = lock.join(&Arc::from("red"));
-                    waiter.ready(wait.left().min(lock.shared.config.answer_within)).await;
-                    waiter.forget();
-                    waiters[*at] = Some(waiter);
-                    fresh = true;
+            // Only with those who said no: what we released ourselves is no news, and who is away says nothing.
+            let busy: Vec<_> = problems.iter().filter_map(|(at, problem)| Some((*at, remaining(problem)?))).collect();
+            let mut fresh = Vec::new();
+            for &(at, remaining) in &busy {
+                match &waiters[at] {
+                    Some(waiter) => waiter.learned(remaining, false),
+                    None => fresh.push((at, self.locks[at].join(&Arc::from("red")))),
                 }
             }
-            let told: Vec<_> = problems.iter().filter_map(|(at, _)| waiters[*at].as_ref()).collect();
-            if !fresh && !told.is_empty() {
+            if fresh.is_empty() {
+                let told: Vec<_> = busy.iter().filter_map(|(at, _)| waiters[*at].as_ref()).collect();
                 // If several got some each, nobody may be told.
-                let remaining = problems.iter().filter_map(|(_, problem)| remaining(problem)).min();
-                let look_in = remaining.filter(|_| !some).unwrap_or(SPLIT);
-                let look_at = Instant::now() + look_in.min(wait.left());
-                let told = select_all(
-                    told.into_iter().map(|waiter| Box::pin(async move { while waiter.told().await != Told::Look {} })),
-                );
-                let _ = tokio::time::timeout_at(look_at, told).await;
+                let remaining = busy.iter().map(|(_, remaining)| *remaining).min();
+                wait_for(&told, remaining.filter(|_| !some).unwrap_or(SPLIT).min(wait.left())).await;
+            } else {
+                let within = wait.left().min(self.locks[0].shared.config.answer_within);
+                join_all(fresh.iter_mut().map(|(_, waiter)| waiter.ready(within))).await;
+                fresh.into_iter().for_each(|(at, waiter)| waiters[at] = Some(waiter));
             }
             jitter(wait).await;
         }
     }
 
-    /// Tries all servers at once. One that does not answer is not waited for longer than the lease allows, nor much longer than
-    /// the others need.
-    async fn try_all(&self) -> (Vec<Guard>, Vec<(usize, Error)>) {
-        let lease = self.locks[0].lease();
-        let mut deadline = Instant::now() + lease / 3;
-        let mut tries: FuturesUnordered<_> =
-            self.locks.iter().enumerate().map(|(at, lock)| async move { (at, lock.try_lock().await) }).collect();
-        let (mut guards, mut problems) = (Vec::new(), Vec::new());
-        let mut late: Vec<usize> = (0..self.locks.len()).collect();
-        while let Ok(Some((at, tried))) = tokio::time::timeout_at(deadline, tries.next()).await {
-            late.retain(|&other| other != at);
-            match tried {
-                Ok(guard) => guards.push(guard),
-                Err(error) => problems.push((at, error)),
-            }
-            if guards.len() == self.most() {
-                deadline = deadline.min(Instant::now() + lease / 20);
+    /// Tries all servers at once, until most have said yes or too many have said no. Those who have not answered by then are not waited
+    /// for much longer.
+    async fn try_all(&self, wait: Wait) -> std::result::Result<RedGuard, Missed> {
+        let started = Instant::now();
+        let mut deadline = started + (self.locks[0].lease() / 3).min(wait.left());
+        let mut attempts: Vec<_> = self.locks.iter().map(|lock| Attempt::new(lock, false)).collect();
+        let mut outcomes: Vec<_> = self.locks.iter().map(|_| Err(Error::Unreachable(too_late()))).collect();
+        let (mut held, mut missed) = (0, 0);
+        {
+            let tries = attempts.iter_mut().enumerate();
+            let mut tries: FuturesUnordered<_> =
+                tries.map(|(at, attempt)| async move { (at, attempt.carry_out(Wait::NO).await) }).collect();
+            while missed <= self.locks.len() - self.most()
+                && let Ok(Some((at, tried))) = tokio::time::timeout_at(deadline, tries.next()).await
+            {
+                outcomes[at] = outcome(tried, self.locks[at].shared.config.replicas);
+                if outcomes[at].is_err() {
+                    missed += 1;
+                    continue;
+                }
+                held += 1;
+                if held == self.most() {
+                    // The others have answered by now, or do so in about the same time again, unless they hang.
+                    deadline = deadline.min(Instant::now() + started.elapsed().clamp(MIN_GRACE, MAX_GRACE));
+                }
             }
         }
-        // Dropped, they clear up after themselves.
-        drop(tries);
-        problems.extend(late.into_iter().map(|at| (at, Error::Unreachable(too_late()))));
-        (guards, problems)
+        let acquired =
+            attempts.iter().zip(&outcomes).map(|(attempt, outcome)| attempt.held().filter(|_| outcome.is_ok()));
+        let renewers = self.locks.iter().map(|lock| lock.shared.watchdog.waker());
+        let quorum = Arc::new(Quorum::new(acquired.collect(), self.most(), renewers.collect()));
+        // Sure means: held when the last of them answered, less what clocks may differ by.
+        if quorum.is_sure() {
+            let members = attempts.into_iter().zip(outcomes).enumerate();
+            let guards = members.map(|(server, (attempt, outcome))| {
+                attempt.into_member(outcome.is_ok(), Member { quorum: quorum.clone(), server })
+            });
+            let guards: Vec<Guard> = guards.collect();
+            if held < self.locks.len() {
+                quorum.wake_renewers();
+            }
+            return Ok(RedGuard { guards, quorum, most: self.most() });
+        }
+        let (mut guards, mut problems) = (Vec::new(), Vec::new());
+        for (at, (attempt, outcome)) in attempts.into_iter().zip(outcomes).enumerate() {
+            match outcome {
+                Ok(()) => guards.push(attempt.succeed(None)),
+                // Dropped, it clears up after itself.
+                Err(problem) => problems.push((at, problem)),
+            }
+        }
+        let some = !guards.is_empty();
+        // What cannot be released now is released in the background.
+        let _ = wait.bound(release_all(guards)).await;
+        Err(Missed { problems, some })
     }
 
     /// What to tell: that somebody has it, unless so many have another problem that waiting does not mend it.
@@ -190,40 +234,80 @@ impl Red {
     }
 }
 
+/// Held or not.
+fn outcome(tried: std::result::Result<Tried, Failure>, replicas: usize) -> Result<()> {
+    match tried? {
+        Tried::Held { .. } => Ok(()),
+        Tried::Busy { remaining, .. } => Err(Error::NotAcquired { remaining }),
+        Tried::NotReplicated { confirmed } => Err(Error::NotReplicated { wanted: replicas, confirmed }),
+        Tried::Upgrade => Err(Error::Upgrade),
+    }
+}
+
+/// For how long another has it on this server.
 fn remaining(problem: &Error) -> Option<Duration> {
     match problem {
-        Error::NotAcquired { remaining } => *remaining,
+        Error::NotAcquired { remaining } => Some(remaining.unwrap_or(SPLIT)),
         _ => None,
     }
 }
 
+/// Waits until one of them is woken, at most so long.
+async fn wait_for(waiters: &[&Waiter], within: Duration) {
+    let woken = waiters.iter().map(|waiter| Box::pin(async move { while waiter.told().await != Told::Look {} }));
+    let woken: Vec<_> = woken.collect();
+    if woken.is_empty() {
+        return tokio::time::sleep(within).await;
+    }
+    let _ = tokio::time::timeout(within, select_all(woken)).await;
+}
+
 impl RedGuard {
-    /// Is the majority surely held at this moment?
+    /// Is the majority surely held at this moment, and has been from the beginning?
     pub fn is_sure(&self) -> bool {
-        self.guards.iter().filter(|guard| guard.is_sure()).count() >= self.most
+        self.quorum.is_sure()
+    }
+
+    /// On how many servers it is surely held at this moment.
+    pub fn held_on(&self) -> usize {
+        self.guards.iter().filter(|guard| guard.is_sure()).count()
     }
 
     /// Ends as soon as the majority is not surely held any more. See [`Guard::lost`].
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let enough = self.guards.len() + 1 - self.most;
-        let mut held: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.lost())).collect();
-        async move {
-            for _ in 0..enough {
-                let ((), _, others) = select_all(held).await;
-                held = others;
-            }
-        }
+        let quorum = self.quorum.clone();
+        async move { quorum.lost().await }
     }
 
-    /// Gives the lock back on every server.
+    /// Gives the lock back on every server. Returns when most have answered; the others are released in the background
+    /// ([`Locks::close`] waits for it).
     ///
     /// # Errors
     /// As [`Guard::release`], if fewer than most were held to the end or can be told. The others are released nevertheless.
-    pub async fn release(self) -> Result<()> {
-        let released = join_all(self.guards.into_iter().map(Guard::release)).await;
-        if released.iter().filter(|released| released.is_ok()).count() >= self.most {
-            return Ok(());
+    pub async fn release(mut self) -> Result<()> {
+        // Lost for a moment is lost, even if it was acquired again.
+        let sure = self.quorum.is_sure();
+        self.quorum.end();
+        let known = self.guards.drain(..).filter(Guard::is_known);
+        let mut releases: FuturesUnordered<_> = known.map(Guard::release_detached).collect();
+        let (mut released, mut problem) = (0, None);
+        while let Some(outcome) = releases.next().await {
+            match outcome {
+                Ok(Ok(())) => released += 1,
+                Ok(Err(error)) => problem = problem.or(Some(error)),
+                // Its runtime ends.
+                Err(_) => problem = problem.or(Some(Error::Unreachable(too_late()))),
+            }
+            if released == self.most {
+                return if sure { Ok(()) } else { Err(Error::Lost) };
+            }
         }
-        released.into_iter().collect()
+        Err(problem.unwrap_or(Error::Lost))
+    }
+}
+
+impl Drop for RedGuard {
+    fn drop(&mut self) {
+        self.quorum.end();
     }
 }

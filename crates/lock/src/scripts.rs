@@ -16,6 +16,7 @@ macro_rules! script {
 script!(SIMPLE_ACQUIRE, "simple_acquire.lua");
 script!(SIMPLE_RELEASE, "simple_release.lua");
 script!(SIMPLE_RENEW, "simple_renew.lua");
+script!(SIMPLE_RENEW_OR_ACQUIRE, "simple_renew_or_acquire.lua");
 script!(REENTRANT_ACQUIRE, "reentrant_acquire.lua", "time.lua", "take.lua");
 script!(REENTRANT_RELEASE, "reentrant_release.lua", "give_back.lua");
 script!(REENTRANT_RENEW, "reentrant_renew.lua", "time.lua");
@@ -63,6 +64,11 @@ impl Kind {
             Self::Reentrant | Self::Fair | Self::Write => &REENTRANT_RENEW,
             Self::Read => &READ_RENEW,
         }
+    }
+
+    /// For a simple lock that is one of a red lock's.
+    pub(crate) fn renew_or_acquire() -> &'static Script {
+        &SIMPLE_RENEW_OR_ACQUIRE
     }
 
     /// A sign of life of a waiter in line; only the fair lock has a line.
@@ -114,6 +120,6 @@ mod tests {
             assert_eq!(named(head), named(body), "{path:?}");
             seen += 1;
         }
-        assert_eq!(seen, 13);
+        assert_eq!(seen, 14);
     }
 }

@@ -1,11 +1,15 @@
 //! How the waiting are told that a lock is free: one subscription for all locks of a client.
 //!
-//! A waiter joins before its last look, so that nothing is missed in between. After a broken connection everything is subscribed anew
-//! and everybody is woken, because a message may have been missed; whoever misses one nevertheless looks again when the lease that
+//! A waiter joins before its last look, so that nothing is missed in between. After a broken connection everything is subscribed again
+//! and the waiters look, because a message may have been missed; a waiter that misses one nevertheless looks again when the lease that
 //! it waits for ends.
+//!
+//! However many wait for a lock, one of them looks: of those who exclude each other the first is woken by a message, and what one of
+//! them has learned by looking holds for the others ([`Waiter::claim`]).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,15 +27,15 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Who is woken by a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wake {
-    /// One of ours: only one can have the lock.
-    One,
-    /// All of ours: many may read.
-    All,
-    /// The one whose name the message tells.
-    Named,
+/// What a waiter waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// To be the only one. With an owner: or one of its.
+    Exclusive(Option<Owner>),
+    /// To be one of many.
+    Shared(Owner),
+    /// To be called by name.
+    Named(Owner),
 }
 
 /// What a waiter is told.
@@ -45,18 +49,37 @@ pub(crate) enum Told {
 #[derive(Debug)]
 struct Place {
     id: Arc<str>,
-    owner: Owner,
+    mode: Mode,
     told: Mutex<Option<Told>>,
     wake: Notify,
 }
 
-#[derive(Debug)]
+/// What is known of a lock without asking.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Known {
+    /// Somebody holds it, and its lease ends then.
+    Busy(Instant),
+    /// One of ours is looking; if nothing is known by then, another should.
+    Asked(Instant),
+}
+
+impl Known {
+    /// When it is worth looking.
+    pub(crate) fn look_at(self) -> Instant {
+        match self {
+            Self::Busy(at) | Self::Asked(at) => at,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
 struct Channel {
-    mode: Wake,
     /// In the order in which they came.
     waiting: Vec<Arc<Place>>,
     /// Is it subscribed?
     subscribed: watch::Sender<bool>,
+    /// For those who wait to be the only one.
+    known: Option<Known>,
 }
 
 type Channels = HashMap<Arc<str>, Channel>;
@@ -78,8 +101,8 @@ pub(crate) struct Waiter {
     channel: Arc<str>,
     place: Arc<Place>,
     subscribed: watch::Receiver<bool>,
-    /// Has the lock, so that there is nothing to hand on.
-    done: bool,
+    /// Was woken or looks for the others, and has not learned anything yet: if it leaves now, another must look.
+    looking: AtomicBool,
 }
 
 impl Hub {
@@ -92,37 +115,58 @@ impl Hub {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn join(self: &Arc<Self>, channel: &Arc<str>, mode: Wake, id: &Arc<str>, owner: &Owner) -> Waiter {
-        let place =
-            Arc::new(Place { id: id.clone(), owner: owner.clone(), told: Mutex::new(None), wake: Notify::new() });
+    /// A place among those who wait on the channel.
+    pub(crate) fn join(self: &Arc<Self>, channel: &Arc<str>, mode: Mode, id: &Arc<str>) -> Waiter {
+        let place = Arc::new(Place { id: id.clone(), mode, told: Mutex::new(None), wake: Notify::new() });
         let mut channels = self.channels();
         let known = channels.entry(channel.clone()).or_insert_with(|| {
             self.changed.notify_one();
-            Channel { mode, waiting: Vec::new(), subscribed: watch::Sender::new(false) }
+            Channel::default()
         });
         known.waiting.push(place.clone());
         let subscribed = known.subscribed.subscribe();
         drop(channels);
-        Waiter { hub: self.clone(), channel: channel.clone(), place, subscribed, done: false }
+        Waiter { hub: self.clone(), channel: channel.clone(), place, subscribed, looking: AtomicBool::new(false) }
+    }
+
+    /// Do its messages arrive already, because others wait for it?
+    pub(crate) fn hears(&self, channel: &str) -> bool {
+        self.channels().get(channel).is_some_and(|channel| *channel.subscribed.borrow())
+    }
+
+    /// The lock of this channel was got in this mode: those who may have it at the same time look.
+    pub(crate) fn entered(&self, channel: &str, mode: &Mode) {
+        let channels = self.channels();
+        let Some(channel) = channels.get(channel) else { return };
+        let enters = |place: &&Arc<Place>| match (mode, &place.mode) {
+            (Mode::Shared(_), Mode::Shared(_)) => true,
+            (mode, other) => mode.owner().is_some() && mode.owner() == other.owner(),
+        };
+        channel.waiting.iter().filter(enters).for_each(|place| place.tell(Told::Look));
+    }
+
+    /// Everybody looks, for whatever reason.
+    pub(crate) fn wake_all(&self) {
+        let channels = self.channels();
+        channels.values().flat_map(|channel| &channel.waiting).for_each(|place| place.tell(Told::Look));
     }
 
     fn hear(&self, channel: &str, message: &str) {
-        let channels = self.channels();
-        let Some(channel) = channels.get(channel) else { return };
-        match channel.mode {
-            Wake::One => channel.tell_one(),
-            // A number: so many milliseconds until it may be free.
-            Wake::All => match message.parse() {
-                Ok(ms) => channel.waiting.iter().for_each(|place| place.tell(Told::LookIn(Duration::from_millis(ms)))),
-                Err(_) => channel.tell_all(),
-            },
-            Wake::Named => {
-                let (name, alive_ms) = message.split_once(' ').unwrap_or((message, ""));
+        let mut channels = self.channels();
+        let Some(channel) = channels.get_mut(channel) else { return };
+        match message.split_once(' ') {
+            // The first in line by its name, and for how many milliseconds it counts as alive.
+            Some((name, alive_ms)) => {
                 let later = Duration::from_millis(alive_ms.parse().unwrap_or(0));
                 for place in &channel.waiting {
                     place.tell(if *place.id == *name { Told::Look } else { Told::LookIn(later) });
                 }
             }
+            None => match message.parse() {
+                // So many milliseconds until the last reader's lease ends.
+                Ok(ms) => channel.ends_in(Duration::from_millis(ms)),
+                Err(_) => channel.tell_next(),
+            },
         }
     }
 
@@ -145,7 +189,10 @@ impl Hub {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            self.channels().values().for_each(|channel| _ = channel.subscribed.send_replace(false));
+            for channel in self.channels().values_mut() {
+                channel.subscribed.send_replace(false);
+                channel.known = None;
+            }
         }
     }
 
@@ -200,25 +247,48 @@ impl Hub {
                 self.in_time(sink.subscribe(&*channel)).await?;
                 subscribed.insert(channel.clone());
             }
-            if let Some(known) = self.channels().get(&channel) {
+            if let Some(known) = self.channels().get_mut(&channel) {
                 known.subscribed.send_replace(true);
                 // Something may have been said before we listened.
-                known.tell_all();
+                known.look_again();
             }
         }
         Ok(())
     }
 }
 
+impl Mode {
+    fn owner(&self) -> Option<&Owner> {
+        match self {
+            Self::Exclusive(owner) => owner.as_ref(),
+            Self::Shared(owner) | Self::Named(owner) => Some(owner),
+        }
+    }
+}
+
 impl Channel {
-    fn tell_one(&self) {
-        if let Some(place) = self.waiting.iter().find(|place| place.told().is_none()) {
+    /// The lock is free: the first looks. If it can have the lock together with others, these look when it has it.
+    fn tell_next(&self) {
+        if let Some(place) = self.waiting.iter().find(|place| *place.told() != Some(Told::Look)) {
             place.tell(Told::Look);
         }
     }
 
-    fn tell_all(&self) {
-        self.waiting.iter().for_each(|place| place.tell(Told::Look));
+    /// The last of several leases ends then.
+    fn ends_in(&mut self, time: Duration) {
+        let ends = Instant::now() + time;
+        self.known = self.known.map(|known| Known::Busy(known.look_at().min(ends)));
+        let alone = self.waiting.iter().filter(|place| matches!(place.mode, Mode::Exclusive(_)));
+        alone.for_each(|place| place.tell(Told::LookIn(time)));
+    }
+
+    /// What is known may be out of date.
+    fn look_again(&mut self) {
+        self.known = None;
+        let (alone, others): (Vec<_>, Vec<_>) =
+            self.waiting.iter().partition(|place| matches!(place.mode, Mode::Exclusive(_)));
+        // They share what they learn.
+        alone.into_iter().take(1).chain(others).for_each(|place| place.tell(Told::Look));
     }
 }
 
@@ -249,19 +319,49 @@ impl Waiter {
             self.place.wake.notified().await;
             // Cancelled between these two lines, it stays told, and hands on when it leaves.
             if let Some(told) = self.place.told().take() {
+                self.looking.fetch_or(told == Told::Look, Ordering::SeqCst);
                 return told;
             }
         }
     }
 
-    /// Forgets what it was told so far: it is about to look anyway.
-    pub(crate) fn forget(&self) {
-        self.place.told().take();
+    /// Has it been woken already?
+    pub(crate) fn was_woken(&self) -> bool {
+        let woken = self.place.told().take() == Some(Told::Look);
+        self.looking.fetch_or(woken, Ordering::SeqCst);
+        woken
     }
 
-    /// Leaves with the lock in hand.
-    pub(crate) fn done(mut self) {
-        self.done = true;
+    /// For one who waits to be the only one: `None` if it should look now, and nobody else does so for a while; otherwise what another
+    /// has learned.
+    pub(crate) fn claim(&self, answer_within: Duration) -> Option<Known> {
+        let now = Instant::now();
+        let mut channels = self.hub.channels();
+        let channel = channels.get_mut(&self.channel)?;
+        let known = channel.known.filter(|known| known.look_at() > now);
+        if known.is_none() {
+            channel.known = Some(Known::Asked(now + answer_within));
+            self.looking.store(true, Ordering::SeqCst);
+        }
+        known
+    }
+
+    /// A look has shown that the lock is busy for so long, and whether those who share it may have it.
+    pub(crate) fn learned(&self, remaining: Duration, shared: bool) {
+        let mut channels = self.hub.channels();
+        let Some(channel) = channels.get_mut(&self.channel) else { return };
+        self.looking.store(false, Ordering::SeqCst);
+        channel.known = Some(Known::Busy(Instant::now() + remaining));
+        if shared {
+            let sharing = channel.waiting.iter().filter(|place| matches!(place.mode, Mode::Shared(_)));
+            sharing.for_each(|place| place.tell(Told::Look));
+        }
+    }
+
+    /// Leaves with the lock in hand, which is held for at least so long unless it is released.
+    pub(crate) fn done(self, lease: Duration) {
+        self.place.told().take();
+        self.learned(lease, false);
     }
 }
 
@@ -270,17 +370,12 @@ impl Drop for Waiter {
         let mut channels = self.hub.channels();
         let Some(channel) = channels.get_mut(&self.channel) else { return };
         channel.waiting.retain(|place| !Arc::ptr_eq(place, &self.place));
-        if self.done {
-            // Who has the same owner may enter, too.
-            let same = channel.waiting.iter().filter(|place| place.owner == self.place.owner);
-            same.for_each(|place| place.tell(Told::Look));
-        }
         if channel.waiting.is_empty() {
             channels.remove(&self.channel);
             self.hub.changed.notify_one();
-        } else if !self.done && channel.mode == Wake::One {
-            // Perhaps it was told, and did not get round to it.
-            channel.tell_one();
+        } else if self.looking.load(Ordering::SeqCst) || *self.place.told() == Some(Told::Look) {
+            channel.known = None;
+            channel.tell_next();
         }
     }
 }

@@ -1,14 +1,17 @@
 //! Renews the holds of a client that have no lease of their own, and the places of those who wait in line, all together.
 //!
-//! A hold that could not be renewed in time is told so by the clock (see [`Hold::lost`]); one that Redis knows nothing of, at once.
+//! A hold that could not be renewed in time is told so by the clock (see [`Hold::lost`]); one that Redis knows nothing of, at once. Those of
+//! a red lock are acquired again, as long as most of its servers hold it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use tokio::sync::Notify;
 
-use crate::hold::Hold;
+use crate::client::Config;
+use crate::hold::{Hold, Renewal};
 use stampede_redis::Link;
 
 /// How many renewals are under way at once.
@@ -18,14 +21,16 @@ const TOGETHER: usize = 256;
 pub(crate) struct Watchdog {
     /// A renewal is this old when it is done again.
     every: Duration,
+    config: Config,
+    wake: Arc<Notify>,
     /// By their addresses, which are theirs as long as they are here.
     holds: Mutex<HashMap<usize, Arc<Hold>>>,
 }
 
 impl Watchdog {
-    /// Renews leases of this length every third of it.
-    pub(crate) fn new(lease: Duration) -> Self {
-        Self { every: lease / 3, holds: Mutex::default() }
+    /// Renews leases every third of their length.
+    pub(crate) fn new(config: &Config) -> Self {
+        Self { every: config.watchdog_lease / 3, config: config.clone(), wake: Arc::default(), holds: Mutex::default() }
     }
 
     fn holds(&self) -> MutexGuard<'_, HashMap<usize, Arc<Hold>>> {
@@ -42,6 +47,11 @@ impl Watchdog {
         self.holds().remove(&address(hold));
     }
 
+    /// Wakes it for what is urgent.
+    pub(crate) fn waker(&self) -> Arc<Notify> {
+        self.wake.clone()
+    }
+
     /// How many are renewed.
     pub(crate) fn watched(&self) -> usize {
         self.holds().len()
@@ -51,7 +61,8 @@ impl Watchdog {
     pub(crate) async fn run(self: Arc<Self>, link: Arc<Link>) {
         let mut pause = self.every / 2;
         loop {
-            tokio::time::sleep(pause).await;
+            // Woken, it renews what is urgent.
+            let _ = tokio::time::timeout(pause, self.wake.notified()).await;
             // Looking twice as often as needed, so that all that is due within the next half is done together.
             let due: Vec<Arc<Hold>> =
                 self.holds().values().filter(|hold| hold.is_due(self.every / 2)).cloned().collect();
@@ -66,22 +77,21 @@ impl Watchdog {
         }
     }
 
-    /// `false` if nobody knows.
+    /// `false` if it should be tried again soon.
     async fn renew(&self, link: &Link, hold: Arc<Hold>) -> bool {
-        let gone = match hold.renew(link).await {
-            Ok(renewed) => !renewed,
+        match hold.renew(link, &self.config).await {
+            Ok(Renewal::Renewed) => return true,
+            Ok(Renewal::NotYet) => return false,
+            Ok(Renewal::Gone) => {}
             Err(failure) => {
                 tracing::debug!(?failure, "a lock could not be renewed");
-                if hold.is_sure() {
+                if !hold.is_over() {
                     return false;
                 }
-                true
             }
-        };
-        if gone {
-            hold.end();
-            self.forget(&hold);
         }
+        hold.end();
+        self.forget(&hold);
         true
     }
 }

@@ -6,7 +6,7 @@
 -- ARGV[2] hold
 -- ARGV[3] lease, ms
 -- ARGV[4] memory of the fence, ms
--- Returns {1, fence} held; {0, ms} what is left of the others' leases; {-1, 0} this owner reads, and would wait for itself
+-- Returns {1, fence} held; {0, ms} what is left of the writer's lease, {0, ms, 1} of the readers'; {-1, 0} this owner reads, and would wait for itself
 local writer = redis.call('HGET', KEYS[1], 'owner')
 if writer and writer ~= ARGV[1] then
     return { 0, redis.call('PTTL', KEYS[1]) }
@@ -21,7 +21,7 @@ if not writer then
                 return { -1, 0 }
             end
         end
-        return { 0, tonumber(last) - now_ms }
+        return { 0, tonumber(last) - now_ms, 1 }
     end
 end
 return take(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4])

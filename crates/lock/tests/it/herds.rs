@@ -1,0 +1,102 @@
+//! However many wait for a lock, an acquisition costs Redis about two scripts: one to get it, one to give it back.
+
+use stampede_lock::{Config, Lock, Locks, Owner};
+use stampede_testkit::{Server, redis};
+
+use crate::support::{calls, connect, quiet};
+
+fn scripts(server: &Server) -> u64 {
+    calls(server, "evalsha") + calls(server, "eval")
+}
+
+/// Scripts from the first waiter on, and from the first release on, until everybody has had its lock. The first lock is held meanwhile.
+async fn count_scripts(server: &Server, locks: Vec<Lock>) -> (u64, u64) {
+    // Redis knows the scripts, and the connections are there.
+    for lock in &locks {
+        lock.lock().await.unwrap().release().await.unwrap();
+    }
+    let guard = locks[0].lock().await.unwrap();
+    let start = scripts(server);
+    let waiting: Vec<_> = locks[1..]
+        .iter()
+        .map(|lock| {
+            let lock = lock.clone();
+            tokio::spawn(async move { lock.lock().await?.release().await })
+        })
+        .collect();
+    quiet(server).await;
+    let held = scripts(server);
+    guard.release().await.unwrap();
+    for task in waiting {
+        task.await.unwrap().unwrap();
+    }
+    (scripts(server) - start, scripts(server) - held)
+}
+
+async fn default_client() -> (Server, Locks) {
+    let server = redis::start().unwrap();
+    let locks = connect(&server, Config::default()).await;
+    (server, locks)
+}
+
+/// At most this many scripts for each acquisition, and a few more.
+fn assert_linear(what: &str, acquisitions: usize, scripts: u64, each: u64) {
+    let number = u64::try_from(acquisitions).unwrap();
+    let most = each * number + number / 10 + 10;
+    assert!(scripts <= most, "{what}: {scripts} scripts for {number} acquisitions, more than {most}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clones_of_a_simple_lock_cost_two_scripts_each() {
+    let (server, locks) = default_client().await;
+    for number in [10, 200] {
+        let lock = locks.simple("work").unwrap();
+        let (all, since_release) = count_scripts(&server, vec![lock; number + 1]).await;
+        assert_linear("simple locks in all", number, all, 2);
+        assert_linear("simple locks after the release", number, since_release, 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_cost_two_scripts_each_and_one_to_learn_who_writes() {
+    let (server, locks) = default_client().await;
+    for number in [10, 200] {
+        let writer = |_| locks.read_write("work", &Owner::new()).unwrap().write().clone();
+        let (all, since_release) = count_scripts(&server, (0..=number).map(writer).collect()).await;
+        assert_linear("writers in all", number, all, 4);
+        assert_linear("writers after the release", number, since_release, 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_other_kinds_cost_two_scripts_after_the_release_too() {
+    let (server, locks) = default_client().await;
+    let number = 100;
+    let reentrant = |_| locks.reentrant("reentrant", &Owner::new()).unwrap();
+    let (_, scripts) = count_scripts(&server, (0..=number).map(reentrant).collect()).await;
+    assert_linear("re-entrant locks", number, scripts, 2);
+    let fair = |_| locks.fair("fair", &Owner::new()).unwrap();
+    let (_, scripts) = count_scripts(&server, (0..=number).map(fair).collect()).await;
+    assert_linear("fair locks", number, scripts, 2);
+    // Readers and writers by turns, behind a writer.
+    let mixed = |at: usize| {
+        let lock = locks.read_write("mixed", &Owner::new()).unwrap();
+        if at.is_multiple_of(2) { lock.write().clone() } else { lock.read().clone() }
+    };
+    let (_, scripts) = count_scripts(&server, (0..=number).map(mixed).collect()).await;
+    assert_linear("readers and writers", number, scripts, 3);
+}
+
+/// A message reaches every client, and one waiter of each looks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_waiters_of_several_clients_cost_a_look_for_each_client() {
+    let server = redis::start().unwrap();
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(connect(&server, Config::default()).await.simple("work").unwrap());
+    }
+    let number = 60;
+    let locks = clients.into_iter().cycle().take(number + 1).collect();
+    let (_, scripts) = count_scripts(&server, locks).await;
+    assert_linear("simple locks of three clients", number, scripts, 4);
+}
