@@ -6,7 +6,9 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use stampede_ledger::Database;
 
-use crate::settings::{Flags, ServeFlags, Settings, merge};
+use crate::redact::SecretUrl;
+use crate::settings::{Flags, SenderKind, ServeFlags, Settings, merge};
+use crate::webhook::check_url;
 
 #[derive(Debug, Args)]
 pub struct Config {
@@ -40,6 +42,9 @@ impl Config {
         settings.admin_listen()?;
         settings.trusted_proxies()?;
         settings.server(settings.certificate()?.as_ref())?;
+        if settings.login.sender == SenderKind::Webhook {
+            check_url(&settings.login.webhook_url)?;
+        }
         let mut out = std::io::stdout().lock();
         match self.command {
             Command::Check(_) => writeln!(out, "the settings are right")?,
@@ -49,6 +54,11 @@ impl Config {
                     && !url.is_empty()
                 {
                     *url = Database::parse(url)?.to_string();
+                }
+                if let Some(toml::Value::String(url)) =
+                    table.get_mut("login").and_then(|login| login.get_mut("webhook_url"))
+                {
+                    *url = SecretUrl::from(url.as_str()).to_string();
                 }
                 write!(out, "{}", toml::to_string_pretty(&table).context("cannot print the settings")?)?;
             }

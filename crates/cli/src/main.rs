@@ -8,6 +8,7 @@
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
 //! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the tokens of administrators
 //! - [`reload`]: what SIGHUP reads again
+//! - [`redact`]: credentials in URLs are not shown
 
 mod admin_token;
 mod bench;
@@ -20,6 +21,7 @@ mod data_dir;
 mod demo;
 mod migrate;
 mod quarantine;
+mod redact;
 mod reload;
 mod sender;
 mod serve;

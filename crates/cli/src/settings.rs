@@ -16,6 +16,8 @@ use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
 
+use crate::redact::{SecretUrl, without_credentials};
+
 const DEFAULTS: &str = include_str!("../../../config/default.toml");
 
 /// Where to look for settings, and the few that have flags. What is not given keeps its setting.
@@ -178,7 +180,7 @@ pub struct Buy {
 #[serde(deny_unknown_fields)]
 pub struct Login {
     pub sender: SenderKind,
-    pub webhook_url: String,
+    pub webhook_url: SecretUrl,
     pub webhook_secret_file: String,
     session_ttl_ms: u64,
     session_memory: u64,
@@ -221,12 +223,17 @@ pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config
     for (setting, value) in given {
         builder = builder.set_override_option(setting, value)?;
     }
-    builder.build().context("the settings are not right")
+    builder.build().map_err(|error| not_right(&error))
+}
+
+/// An error about a file may quote the line that it is about.
+fn not_right(error: &config::ConfigError) -> anyhow::Error {
+    anyhow!(without_credentials(&error.to_string())).context("the settings are not right")
 }
 
 impl Settings {
     pub fn load(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<Self> {
-        let settings: Self = merge(flags, serve)?.try_deserialize().context("the settings are not right")?;
+        let settings: Self = merge(flags, serve)?.try_deserialize().map_err(|error| not_right(&error))?;
         settings.check()?;
         Ok(settings)
     }

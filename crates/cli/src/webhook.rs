@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use async_trait::async_trait;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http_body_util::Full;
 use hyper::client::conn::http1::handshake;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Request, Uri};
 use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
 use sha2::Sha256;
 use stampede_core::{Clock as _, Phone, SystemClock};
@@ -22,6 +25,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsConnector;
+
+use crate::redact::SecretUrl;
 
 /// How many codes may wait for delivery; one more is an error for who asked.
 const QUEUE: usize = 1000;
@@ -46,19 +51,59 @@ struct Parcel {
 
 /// Where to, and how it is signed.
 struct Target {
-    /// As it stands in the URL.
-    authority: String,
-    host: String,
-    port: u16,
-    path: String,
+    address: Address,
     tls: Option<TlsConnector>,
     key: Hmac<Sha256>,
 }
 
+/// The parts of the URL.
+struct Address {
+    tls: bool,
+    /// Host and port as they stand in the URL, without the credentials in front of them.
+    authority: String,
+    /// The credentials of the URL, if it has any.
+    authorization: Option<HeaderValue>,
+    host: String,
+    port: u16,
+    path: String,
+}
+
+/// Can codes be posted to this URL, as far as can be told from its text?
+pub fn check_url(url: &SecretUrl) -> anyhow::Result<()> {
+    Address::parse(url.expose()).map(drop)
+}
+
+impl Address {
+    fn parse(url: &str) -> anyhow::Result<Self> {
+        let uri: Uri = url.parse().context("login.webhook_url is not a URL")?;
+        let (tls, default_port) = match uri.scheme_str() {
+            Some("https") => (true, 443),
+            Some("http") => (false, 80),
+            _ => bail!("login.webhook_url must begin with http:// or https://"),
+        };
+        let authority = uri.authority().context("login.webhook_url has no host")?.as_str();
+        let (credentials, authority) =
+            authority.rsplit_once('@').map_or((None, authority), |(credentials, host)| (Some(credentials), host));
+        let host = uri.host().filter(|host| !host.is_empty()).context("login.webhook_url has no host")?;
+        let port = match authority.strip_prefix(host).and_then(|rest| rest.strip_prefix(':')) {
+            None | Some("") => default_port,
+            Some(port) => port.parse().context("login.webhook_url is not a URL: its port is not a number")?,
+        };
+        Ok(Self {
+            tls,
+            authority: authority.to_owned(),
+            authorization: credentials.map(basic).transpose()?,
+            host: host.trim_matches(['[', ']']).to_owned(),
+            port,
+            path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
+        })
+    }
+}
+
 impl Webhook {
     /// Starts delivering. Must be called inside the runtime.
-    pub fn start(url: &str, secret: &str) -> anyhow::Result<Self> {
-        let target = Arc::new(Target::parse(url, secret)?);
+    pub fn start(url: &SecretUrl, secret: &str) -> anyhow::Result<Self> {
+        let target = Arc::new(Target::parse(url.expose(), secret)?);
         let (queue, waiting) = mpsc::channel::<Parcel>(QUEUE);
         let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
         for _ in 0..AT_ONCE {
@@ -88,17 +133,10 @@ impl Sender for Webhook {
 impl Target {
     fn parse(url: &str, secret: &str) -> anyhow::Result<Self> {
         ensure!(secret.len() >= 16, "the secret of the webhook must have at least 16 characters");
-        let uri: Uri = url.parse().context("login.webhook_url is not a URL")?;
-        let (tls, port) = match uri.scheme_str() {
-            Some("https") => (Some(connector()?), 443),
-            Some("http") => (None, 80),
-            _ => bail!("login.webhook_url must begin with http:// or https://"),
-        };
-        let host = uri.host().context("login.webhook_url has no host")?.trim_matches(['[', ']']).to_owned();
-        let authority = uri.authority().context("login.webhook_url has no host")?.to_string();
-        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let address = Address::parse(url)?;
+        let tls = if address.tls { Some(connector()?) } else { None };
         let key = Hmac::new_from_slice(secret.as_bytes()).context("the secret of the webhook cannot be used")?;
-        Ok(Self { authority, host, port: uri.port_u16().unwrap_or(port), path, tls, key })
+        Ok(Self { address, tls, key })
     }
 
     /// Until it is taken, a few times. A code that does not arrive is asked for again by its owner.
@@ -119,11 +157,11 @@ impl Target {
     }
 
     async fn post(&self, body: &str) -> anyhow::Result<()> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).await?;
         match &self.tls {
             None => self.post_over(stream, body).await,
             Some(tls) => {
-                let name = ServerName::try_from(self.host.clone())?;
+                let name = ServerName::try_from(self.address.host.clone())?;
                 self.post_over(tls.connect(name, stream).await?, body).await
             }
         }
@@ -136,11 +174,14 @@ impl Target {
     ) -> anyhow::Result<()> {
         let (mut requests, connection) = handshake(TokioIo::new(stream)).await?;
         let connection = tokio::spawn(connection);
-        let request = Request::post(&self.path)
-            .header(HOST, &self.authority)
+        let mut request = Request::post(&self.address.path)
+            .header(HOST, &self.address.authority)
             .header(CONTENT_TYPE, "application/json")
             .header("x-stampede-signature", self.sign(body))
             .body(Full::new(Bytes::copy_from_slice(body.as_bytes())))?;
+        if let Some(authorization) = &self.address.authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
         let answered = requests.send_request(request).await;
         connection.abort();
         let status = answered?.status();
@@ -156,6 +197,18 @@ impl Target {
         let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("t={seconds},v1={hex}")
     }
+}
+
+/// `user:password` of a URL, percent-encoded there, as HTTP's basic authentication.
+fn basic(credentials: &str) -> anyhow::Result<HeaderValue> {
+    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+    let mut plain: Vec<u8> = percent_decode_str(user).collect();
+    plain.push(b':');
+    plain.extend(percent_decode_str(password));
+    let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(plain)))
+        .context("the credentials in login.webhook_url cannot be used")?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn connector() -> anyhow::Result<TlsConnector> {
@@ -176,10 +229,33 @@ mod tests {
             ("ftp://x/y", "0123456789abcdef", "http://"),
             ("nowhere", "0123456789abcdef", "http://"),
             ("http://x/y", "short", "16"),
+            ("http://me:short@", "0123456789abcdef", "webhook_url"),
+            ("http://me:short@:80/y", "0123456789abcdef", "webhook_url"),
+            ("http://me:short@x:port/y", "0123456789abcdef", "webhook_url"),
+            ("http://me:short@x:66000/y", "0123456789abcdef", "webhook_url"),
+            ("me:short@x/y", "0123456789abcdef", "webhook_url"),
         ] {
-            let error = format!("{:#}", Webhook::start(url, secret).unwrap_err());
+            let error = format!("{:#}", Webhook::start(&url.into(), secret).unwrap_err());
             assert!(error.contains(word), "{url}: {error}");
             assert!(!error.contains("short"));
+        }
+    }
+
+    #[test]
+    fn credentials_go_into_the_authorization_and_not_into_the_host() {
+        for (url, authority, authorization) in [
+            ("http://x/y", "x", None),
+            ("http://me:word@x:81/y", "x:81", Some("me:word")),
+            ("http://me@[::1]:81/y", "[::1]:81", Some("me:")),
+            ("http://m%40e:wo%3Ard%20@x/y", "x", Some("m@e:wo:rd ")),
+        ] {
+            let address = Address::parse(url).unwrap();
+            let sent = address.authorization.map(|value| {
+                assert!(value.is_sensitive());
+                let coded = value.to_str().unwrap().strip_prefix("Basic ").unwrap().to_owned();
+                String::from_utf8(STANDARD.decode(coded).unwrap()).unwrap()
+            });
+            assert_eq!((address.authority.as_str(), sent.as_deref()), (authority, authorization), "{url}");
         }
     }
 }

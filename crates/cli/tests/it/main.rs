@@ -8,7 +8,8 @@
 //! - `proof`: bench and check, and that planted bugs are caught
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
-//! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders
+//! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders;
+//!   `webhook`: credentials of the address that login codes are posted to
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
 
@@ -30,3 +31,4 @@ mod proof;
 mod quarantine;
 mod shop;
 mod storm;
+mod webhook;
