@@ -15,7 +15,7 @@ help:
 	@echo "make soak             all tests with their full counts, release build (up to an hour)"
 	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed"
 	@echo "make bench            measure and prove the tier solo; the report goes to target/bench"
-	@echo "make deps             licences and sources of all dependencies (installs cargo-deny)"
+	@echo "make deps             licences, sources and known advisories of all dependencies (installs cargo-deny)"
 
 run:
 	$(CARGO) run --release --locked -p stampede-cli -- serve --demo
@@ -43,3 +43,4 @@ bench:
 deps:
 	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny check bans licenses sources
+	CARGO=$(CARGO) scripts/check-advisories

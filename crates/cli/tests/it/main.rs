@@ -9,7 +9,7 @@
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
 //! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders;
-//!   `webhook`: credentials of the address that login codes are posted to
+//!   `webhook`: credentials of the address that login codes are posted to; `dependencies`: `make deps`
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
 
@@ -19,6 +19,7 @@ mod commands;
 mod contract;
 mod crash;
 mod credentials;
+mod dependencies;
 mod durability;
 mod edge;
 mod fuzz;
