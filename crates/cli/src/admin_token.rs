@@ -1,5 +1,6 @@
 //! The tokens of administrators: those that the server accepts, and the one that `bench` and `check` send.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -23,7 +24,10 @@ pub fn read_all(settings: &Settings, in_data_dir: &Path) -> anyhow::Result<(Vec<
         AdminToken::new(name, role, token)
             .with_context(|| format!("the token of the administrator {name:?} in {source}"))
     };
-    let from_file = |name, role, path: &Path| accept(name, role, &read_file(path)?, &path.display().to_string());
+    let from_file = |name, role, path: &Path| {
+        warn_if_public(path)?;
+        accept(name, role, &read_file(path)?, &path.display().to_string())
+    };
     let (first, shown) = match std::env::var_os(VARIABLE) {
         Some(token) => {
             let token = token.into_string().ok().with_context(|| format!("{VARIABLE} is not valid text"))?;
@@ -47,6 +51,15 @@ pub fn read_all(settings: &Settings, in_data_dir: &Path) -> anyhow::Result<(Vec<
         );
     }
     Ok((tokens, shown))
+}
+
+fn warn_if_public(path: &Path) -> anyhow::Result<()> {
+    let metadata = std::fs::metadata(path);
+    let metadata = metadata.with_context(|| format!("cannot read the admin token in {}", path.display()))?;
+    if metadata.permissions().mode() & 0o004 != 0 {
+        tracing::warn!("the admin token in {} is readable by every user of this machine", path.display());
+    }
+    Ok(())
 }
 
 fn read_file(path: &Path) -> anyhow::Result<String> {

@@ -31,10 +31,10 @@ impl Reload {
             }
         };
         match admin_token::read_all(&settings, &self.admin_token) {
-            Ok((tokens, _)) => {
+            Ok((tokens, first)) => {
                 let administrators = tokens.len();
                 self.app.replace_admin_tokens(tokens);
-                tracing::info!(administrators, "SIGHUP: the administrator tokens were read again");
+                tracing::info!(administrators, first, "SIGHUP: the administrator tokens were read again");
             }
             Err(error) => tracing::error!("SIGHUP: the administrator tokens stay as they were: {error:#}"),
         }

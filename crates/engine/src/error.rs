@@ -16,6 +16,9 @@ pub enum Error {
     /// A plain no with this code.
     #[error("refused: {}", .0.as_str())]
     Plain(Code),
+    /// Not possible in the present state; the text says why.
+    #[error("{0}")]
+    Illegal(String),
     #[error("{} members are not as they must be", .0.len())]
     Invalid(Vec<Invalid>),
     #[error("too many requests; wait {wait:?}")]
@@ -41,6 +44,7 @@ impl Error {
         match self {
             Self::Refused(refusal) => refusal.code(),
             Self::Plain(code) => *code,
+            Self::Illegal(_) => Code::IllegalStep,
             Self::Invalid(_) => Code::InvalidRequest,
             Self::Limited { .. } => Code::TooManyRequests,
             Self::Busy => Code::Busy,

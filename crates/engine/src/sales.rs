@@ -9,6 +9,7 @@ use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, Sa
 use stampede_gate::memory::Snapshot;
 
 use crate::audit::Outcome;
+use crate::commit::describe;
 use crate::engine::{Engine, is_long_over};
 use crate::error::Error;
 
@@ -130,7 +131,12 @@ impl Engine {
             Created::NoParent => return Err(Error::Plain(Code::NoSuchVoucher)),
             Created::Exists => return Err(Error::Plain(Code::SaleExists)),
         }
-        let loaded = self.stores.ledger.load(id).await?.ok_or(Error::Plain(Code::Internal))?;
+        // It is made: a failure from here on is not "nothing was done".
+        let loaded = self.stores.ledger.load(id).await.map_err(|error| {
+            tracing::error!(sale = %id, error = describe(&error), "a sale was made but cannot be read");
+            Error::OutcomeUnknown
+        })?;
+        let loaded = loaded.ok_or(Error::Plain(Code::Internal))?;
         let sale = loaded.sale.clone();
         if !self.is_long_over(&sale) {
             self.gate.open(loaded);
@@ -142,17 +148,26 @@ impl Engine {
     /// Publish, pause, resume, end.
     pub async fn set_sale_status(&self, id: SaleId, status: SaleStatus) -> Result<Outcome<SaleView>, Error> {
         let edited = self.stores.ledger.set_status(id, status).await?;
-        self.apply(id, edited)
+        self.apply(id, edited, |from| format!("a sale that is {} cannot become {}", from.as_str(), status.as_str()))
     }
 
     /// Adds stock, once per request id.
     pub async fn top_up(&self, id: SaleId, add: u32, request_id: &str) -> Result<Outcome<SaleView>, Error> {
         shop::check_top_up(add).map_err(Error::Invalid)?;
         let edited = self.stores.ledger.top_up(id, add, request_id, self.clock.now()).await?;
-        self.apply(id, edited)
+        self.apply(id, edited, |status| match status {
+            SaleStatus::Ended => "the sale has ended".to_owned(),
+            _ => format!("a sale has at most {} in all", shop::MAX_STOCK),
+        })
     }
 
-    fn apply(&self, id: SaleId, edited: Edited) -> Result<Outcome<SaleView>, Error> {
+    /// Brings an edit of the ledger to the gate. `reason` says why it is not legal for a sale of this status.
+    fn apply(
+        &self,
+        id: SaleId,
+        edited: Edited,
+        reason: impl FnOnce(SaleStatus) -> String,
+    ) -> Result<Outcome<SaleView>, Error> {
         let show = |sale: Sale| {
             self.gate.edit(&sale);
             self.shelf.put(sale);
@@ -162,7 +177,7 @@ impl Engine {
             Edited::Done { before, after } => Ok(Outcome::edited(show(after.clone())?, &before, &after)),
             Edited::Repeated(sale) => Ok(Outcome::unchanged(show(sale)?)),
             Edited::NoSuchSale => Err(Error::Refused(Refusal::NoSuchSale)),
-            Edited::Illegal(_) => Err(Error::Plain(Code::IllegalStep)),
+            Edited::Illegal(status) => Err(Error::Illegal(reason(status))),
             Edited::RequestIdReused => Err(Error::Plain(Code::RequestIdReused)),
         }
     }

@@ -78,7 +78,7 @@ impl Engine {
         let held = self.voucher(id).await?;
         let voucher = new.check(id).map_err(Error::Invalid)?;
         if (voucher.shop, voucher.kind) != (held.shop, held.kind) {
-            return Err(Error::Plain(Code::IllegalStep));
+            return Err(Error::Illegal("the shop and the kind of a voucher stay as they are".to_owned()));
         }
         let (catalogue, new) = (self.stores.catalogue.clone(), voucher.clone());
         let editing = async move { catalogue.edit_voucher(&new).await };

@@ -112,6 +112,7 @@ impl From<Error> for Problem {
         let mut problem = Self::new(code);
         match error {
             Error::Invalid(errors) => problem.errors = errors,
+            Error::Illegal(reason) => problem.detail = Some(reason),
             Error::Limited { wait } => problem.retry_after = Some(wait),
             // Only operators see it.
             Error::NotRecordable(said) => problem.detail = Some(said),

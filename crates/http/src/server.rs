@@ -62,6 +62,8 @@ impl fmt::Debug for ServerConfig {
 /// The longest request head that is read; a longer one gets 431.
 const MAX_HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 64;
+/// How much of a path the log shows: longer ones are sent to fill the disk.
+const MAX_LOGGED_PATH: usize = 128;
 /// How long an answer may wait for a peer that does not read.
 const WRITE_WITHIN: Duration = Duration::from_secs(15);
 
@@ -237,7 +239,9 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     let span = if sale.is_some() && !tracing::enabled!(Level::DEBUG) {
         Span::none()
     } else {
-        tracing::error_span!("request", id, method = %request.method(), path = request.uri().path())
+        let path = request.uri().path();
+        let path = &path[..path.floor_char_boundary(MAX_LOGGED_PATH)];
+        tracing::error_span!("request", id, method = %request.method(), path)
     };
     let is_for_administrators = openapi::is_for_administrators(request.uri().path());
     let language = Language::of(request.headers());

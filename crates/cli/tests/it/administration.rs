@@ -1,11 +1,14 @@
 //! Administrators, their roles, and the record of what they did.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use hyper::{Method, Request};
 use serde_json::{Value, json};
 
-use crate::shop::{Shop, TOKEN, command, folder, log_in};
+use stampede_testkit::{Client, count};
+
+use crate::shop::{Kind, Place, Shop, TOKEN, command, folder, log_in};
 
 const VIEWER: &str = "the-token-of-a-viewer-3b9e07c4a1d2";
 const SECOND: &str = "the-token-of-a-second-operator-68f1";
@@ -147,6 +150,7 @@ async fn audit_records_tell_who_changed_what_from_what_to_what() {
         [(&done, status), (&unchanged, none.clone()), (&done, total), (&unchanged, none.clone()), (&refused, none)]
     );
     assert_eq!(log[2]["request"], top_up.1);
+    assert!(log[0]["error"].as_str().unwrap().contains("at most 10000000"), "{}", log[0]);
 
     // A body that is not valid is asked for, and refused with its reason.
     let bad = json!({ "type_id": "1", "name": "", "address": "x" });
@@ -164,6 +168,66 @@ async fn audit_records_tell_who_changed_what_from_what_to_what() {
     );
     assert_eq!(record["changes"], json!([{ "field": "sessions", "from": null, "to": 7 }]));
     assert!(shop.stop().success());
+}
+
+/// Administrators edit the same voucher at the same time: each record tells what it really replaced.
+async fn old_values_are_those_that_were_replaced(kind: Kind) {
+    let place = Place::on(kind);
+    let shop = Shop::open(&place);
+    let shop_id = shop.admin("shops", &json!({ "type_id": "1", "name": "S" })).await.text("id");
+    let body = |title: &str| json!({ "shop_id": shop_id, "kind": "ordinary", "title": title, "price_cents": 1, "worth_cents": 2 });
+    let voucher = shop.admin("vouchers", &body("first")).await.text("id");
+    let (lanes, rounds) = (4, count(100, 10));
+    let editing: Vec<_> = (0..lanes)
+        .map(|lane| {
+            let (address, path) = (shop.address, format!("/admin/v1/vouchers/{voucher}"));
+            let bodies: Vec<Value> = (0..rounds).map(|round| body(&format!("{lane}-{round}"))).collect();
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await.unwrap();
+                for body in bodies {
+                    assert_eq!(client.call(Method::PUT, &path, TOKEN, &body).await.unwrap().status, 200);
+                }
+            })
+        })
+        .collect();
+    for lane in editing {
+        lane.await.unwrap();
+    }
+    let (mut client, mut before, mut replaced) = (shop.client().await, String::new(), HashMap::new());
+    loop {
+        let path = format!("/admin/v1/audit?target=voucher%20{voucher}&limit=100{before}");
+        let page = client.get(&path, TOKEN).await.unwrap().json();
+        for action in page["actions"].as_array().unwrap().iter().filter(|action| action["action"] == "edit_voucher") {
+            let change = &action["changes"][0];
+            assert_eq!(change["field"], "title");
+            let [from, to] = ["from", "to"].map(|end| change[end].as_str().unwrap().to_owned());
+            assert_eq!(replaced.insert(from, to), None, "a title was replaced twice");
+        }
+        let Some(next) = page["next"].as_str() else { break };
+        before = format!("&before={next}");
+    }
+    // From the first title to the last one, through all of them.
+    let (mut title, mut steps) = ("first", 0);
+    while let Some(next) = replaced.get(title) {
+        (title, steps) = (next, steps + 1);
+    }
+    let now = client.get(&format!("/admin/v1/shops/{shop_id}/vouchers"), TOKEN).await.unwrap().json();
+    assert_eq!((title, steps), (now["vouchers"][0]["title"].as_str().unwrap(), lanes * rounds));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_values_are_those_that_were_replaced_on_sqlite() {
+    old_values_are_those_that_were_replaced(Kind::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_values_are_those_that_were_replaced_on_mariadb() {
+    old_values_are_those_that_were_replaced(Kind::MariaDb).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_values_are_those_that_were_replaced_on_postgres() {
+    old_values_are_those_that_were_replaced(Kind::Postgres).await;
 }
 
 /// Behind a proxy that is trusted, the limits count the client's address and not the proxy's.

@@ -28,6 +28,8 @@ pub struct Faults {
     pub cuts: Mutex<VecDeque<Cut>>,
     pub poison: Mutex<Vec<UserId>>,
     pub calls: AtomicUsize,
+    /// Whether the next calls of `audit` arrive; `false` is cut.
+    pub audits: Mutex<VecDeque<bool>>,
 }
 
 impl Faults {
@@ -136,6 +138,9 @@ impl Ledger for Faulty {
         self.inner.return_worker(holder, worker, unused_from).await
     }
     async fn audit(&self, row: &AuditRow) -> Result<()> {
+        if self.faults.audits.lock().unwrap().pop_front() == Some(false) {
+            return Err(LedgerError::Unavailable("cut".into()));
+        }
         self.inner.audit(row).await
     }
     async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {

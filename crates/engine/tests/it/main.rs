@@ -1,5 +1,6 @@
 //! The engine on a real ledger: one that fails at chosen moments, and one that another process writes to.
 
+mod audit;
 mod faulty;
 mod outages;
 mod quarantine;
