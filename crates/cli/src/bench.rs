@@ -254,9 +254,15 @@ fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<
     for (setting, value) in [
         ("LOG__LEVEL", "error"),
         ("HTTP__MAX_CONNECTIONS", "200000"),
+        ("HTTP__MAX_CONNECTIONS_PER_ADDRESS", "200000"),
         ("BUY__PER_USER__COUNT", "1000000"),
+        ("BUY__PER_IP__COUNT", "1000000000"),
+        ("LOGIN__PER_IP__COUNT", "100000000"),
+        ("ADMIN__WRONG_TOKENS_PER_IP__COUNT", "100000000"),
         ("LIMITS__OWN_PER_USER__COUNT", "1000000"),
         ("LIMITS__READS_PER_IP__COUNT", "100000000"),
+        ("LIMITS__SEARCHES_PER_IP__COUNT", "100000000"),
+        ("LIMITS__PROBES_PER_IP__COUNT", "100000000"),
     ] {
         command.env(format!("STAMPEDE__{setting}"), value);
     }
@@ -318,5 +324,30 @@ fn tick() {
 impl Progress for Bar {
     fn phase(&self, name: &str) {
         self.bar.set_prefix(name.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The crowd of a load test comes from one address.
+    #[test]
+    fn every_limit_per_address_is_raised() {
+        let command = command(Path::new("x"), None, Path::new("data"), None, "token");
+        let raised: Vec<String> = command.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
+        let defaults: toml::Table = include_str!("../../../config/default.toml").parse().unwrap();
+        let mut found = 0;
+        for (section, settings) in defaults.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
+            for (name, value) in
+                settings.iter().filter(|(name, _)| name.ends_with("per_ip") || name.ends_with("per_address"))
+            {
+                let count = if value.is_table() { "__COUNT" } else { "" };
+                let setting = format!("STAMPEDE__{section}__{name}{count}").to_uppercase();
+                assert!(raised.contains(&setting), "{setting} is not raised");
+                found += 1;
+            }
+        }
+        assert!(found >= 6, "{found} limits per address in the settings");
     }
 }

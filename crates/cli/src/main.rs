@@ -7,7 +7,7 @@
 //! - [`migrate`]: brings the database's tables up to date
 //! - [`config`]: shows or checks the settings; [`completions`]: for shells
 //! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the tokens of administrators
-//! - [`reload`]: what SIGHUP reads again
+//! - [`reload`]: what SIGHUP reads again; [`descriptors`]: how many connections there is room for
 //! - [`redact`]: credentials in URLs are not shown
 
 mod admin_token;
@@ -19,6 +19,7 @@ mod config;
 mod cores;
 mod data_dir;
 mod demo;
+mod descriptors;
 mod migrate;
 mod quarantine;
 mod redact;

@@ -20,6 +20,7 @@ use tracing_subscriber::EnvFilter;
 use crate::admin_token;
 use crate::data_dir::{DataDir, hold_database};
 use crate::demo;
+use crate::descriptors;
 use crate::reload::Reload;
 use crate::sender::Console;
 use crate::settings::{Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
@@ -74,7 +75,18 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
     }
     let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
     let certificate = settings.certificate()?;
-    let (trusted_proxies, server) = (settings.trusted_proxies()?, settings.server(certificate.as_ref())?);
+    let (trusted_proxies, mut server) = (settings.trusted_proxies()?, settings.server(certificate.as_ref())?);
+    let addresses = std::iter::once(settings.listen).chain(admin_listen);
+    descriptors::fit(&mut server, descriptors::raise_limit(), addresses.clone().count());
+    if server.tls.is_none() && trusted_proxies.is_empty() {
+        for address in addresses.filter(|address| !address.ip().is_loopback()) {
+            tracing::warn!(
+                %address,
+                "login codes, tokens and orders go over the network in plain text: set http.tls_certificate and http.tls_key, or \
+                 put a proxy with TLS in front and name it in http.trusted_proxies"
+            );
+        }
+    }
     let (scheme, drain_within) = (if server.tls.is_some() { "https" } else { "http" }, server.drain_within);
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
     let listener = bind(settings.listen).await?;
@@ -103,8 +115,12 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
         allow_load_test: settings.allow_load_test,
         trusted_proxies,
         buys_per_user: settings.buy.per_user.into(),
+        buys_per_ip: settings.buy.per_ip.into(),
         logins_per_ip: settings.login.per_ip.into(),
         reads_per_ip: settings.limits.reads_per_ip.into(),
+        searches_per_ip: settings.limits.searches_per_ip.into(),
+        searches_at_once: settings.limits.searches_at_once,
+        probes_per_ip: settings.limits.probes_per_ip.into(),
         own_per_user: settings.limits.own_per_user.into(),
         limit_memory: settings.limits.memory,
     };

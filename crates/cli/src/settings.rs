@@ -154,6 +154,7 @@ impl From<RoleSetting> for Role {
 #[serde(deny_unknown_fields)]
 struct Http {
     max_connections: usize,
+    max_connections_per_address: usize,
     head_within_ms: u64,
     answer_within_ms: u64,
     drain_within_ms: u64,
@@ -174,6 +175,7 @@ pub struct Buy {
     queue_total: usize,
     quarantine_after_ms: u64,
     pub per_user: Limit,
+    pub per_ip: Limit,
 }
 
 #[derive(Debug, Deserialize)]
@@ -194,6 +196,9 @@ pub struct Login {
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     pub reads_per_ip: Limit,
+    pub searches_per_ip: Limit,
+    pub searches_at_once: usize,
+    pub probes_per_ip: Limit,
     pub own_per_user: Limit,
     pub memory: usize,
 }
@@ -241,6 +246,7 @@ impl Settings {
     fn check(&self) -> anyhow::Result<()> {
         let at_least_one = [
             ("http.max_connections", self.http.max_connections as u64),
+            ("http.max_connections_per_address", self.http.max_connections_per_address as u64),
             ("http.head_within_ms", self.http.head_within_ms),
             ("http.answer_within_ms", self.http.answer_within_ms),
             ("buy.answer_within_ms", self.buy.answer_within_ms),
@@ -250,12 +256,16 @@ impl Settings {
             ("admin.wrong_tokens_per_ip.count", self.admin.wrong_tokens_per_ip.count.into()),
             ("admin.wrong_tokens_per_ip.window_ms", self.admin.wrong_tokens_per_ip.window_ms),
             ("buy.per_user.window_ms", self.buy.per_user.window_ms),
+            ("buy.per_ip.window_ms", self.buy.per_ip.window_ms),
             ("login.session_ttl_ms", self.login.session_ttl_ms),
             ("login.session_memory", self.login.session_memory),
             ("login.code_ttl_ms", self.login.code_ttl_ms),
             ("login.codes_per_phone.window_ms", self.login.codes_per_phone.window_ms),
             ("login.per_ip.window_ms", self.login.per_ip.window_ms),
             ("limits.reads_per_ip.window_ms", self.limits.reads_per_ip.window_ms),
+            ("limits.searches_per_ip.window_ms", self.limits.searches_per_ip.window_ms),
+            ("limits.searches_at_once", self.limits.searches_at_once as u64),
+            ("limits.probes_per_ip.window_ms", self.limits.probes_per_ip.window_ms),
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
         ];
         if self.buy.max_batch > 4096 {
@@ -333,6 +343,7 @@ impl Settings {
             tls,
             cors_origins,
             max_connections: self.http.max_connections,
+            max_connections_per_address: self.http.max_connections_per_address,
             head_within: Duration::from_millis(self.http.head_within_ms),
             answer_within: Duration::from_millis(self.http.answer_within_ms),
             drain_within: Duration::from_millis(self.http.drain_within_ms),

@@ -301,6 +301,15 @@ pub struct ShopFilter {
     pub limit: u32,
 }
 
+/// Some shops, newest first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ShopPage {
+    pub shops: Vec<Shop>,
+    /// Go on before this one; `None` at the end. A search looks at so many shops and no more, so a page may be short, or empty, and
+    /// yet not the last.
+    pub next: Option<ShopId>,
+}
+
 /// What became of replacing something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Replaced<T> {
@@ -324,8 +333,7 @@ pub trait Catalogue: Send + Sync + fmt::Debug {
 
     async fn shop(&self, id: ShopId) -> Result<Option<Shop>>;
 
-    /// Newest first.
-    async fn shops(&self, filter: &ShopFilter) -> Result<Vec<Shop>>;
+    async fn shops(&self, filter: &ShopFilter) -> Result<ShopPage>;
 
     async fn create_voucher(&self, voucher: &Voucher) -> Result<Created>;
 

@@ -114,6 +114,21 @@ pub const MAX_STOCK: u32 = 10_000_000;
 /// 9999-12-31: the last day that RFC 3339 can write.
 const LAST_MS: i64 = 253_402_214_400_000;
 
+/// Embeds, overrides or isolates the direction of what follows: a text with it can be shown as another.
+const fn is_bidi_control(letter: char) -> bool {
+    matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Neither white space nor one of the characters that show nothing at all.
+fn is_visible(letter: char) -> bool {
+    let blank = matches!(
+        letter,
+        '\u{ad}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2064}'
+            | '\u{2800}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}'
+    );
+    !letter.is_whitespace() && !letter.is_control() && !blank
+}
+
 fn check_text(into: &mut Vec<Invalid>, member: &'static str, text: &str, at_least: usize, at_most: usize) {
     let length = text.chars().count();
     if length < at_least || length > at_most {
@@ -121,6 +136,12 @@ fn check_text(into: &mut Vec<Invalid>, member: &'static str, text: &str, at_leas
     }
     if text.chars().any(|c| c.is_control() && c != '\n') {
         into.push(Invalid::new(member, "must not have control characters"));
+    }
+    if text.chars().any(is_bidi_control) {
+        into.push(Invalid::new(member, "must not change the direction of the text"));
+    }
+    if at_least > 0 && length > 0 && !text.chars().any(is_visible) {
+        into.push(Invalid::new(member, "must have something to see"));
     }
 }
 
@@ -189,5 +210,27 @@ impl NewSale {
             faults.push(Invalid::new("status", "a new sale is draft or on_sale"));
         }
         all_good(faults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(name: &str) -> Vec<Invalid> {
+        let shop = NewShop { type_id: ShopTypeId::new(1).unwrap(), name: name.to_owned(), address: String::new() };
+        shop.check().err().unwrap_or_default()
+    }
+
+    #[test]
+    fn names_must_be_visible_and_read_in_one_direction() {
+        for good in ["Tea", " Tea ", "茶馆", "بيت الشاي", "e\u{301}", "👨\u{200d}👩"] {
+            assert!(faults(good).is_empty(), "{good:?}");
+        }
+        for bad in
+            ["", " ", "\u{3000}", "\n\n", "\u{200b}", "\u{feff}\u{a0}", "\u{3164}", "a\u{202e}b", "\u{2067}a\u{2069}"]
+        {
+            assert_eq!(faults(bad).len(), 1, "{bad:?}");
+        }
     }
 }

@@ -40,7 +40,7 @@ const CONFIG: Config = Config {
 
 /// People in no order, as they come.
 const FILL: &str = "
-    INSERT INTO shop VALUES (1, 1, 'x', 'y');
+    INSERT INTO shop VALUES (1, 1, 'x', 'x', 'y');
     INSERT INTO voucher VALUES (1, 1, 'flash_sale', 't', '', '', 100, 200, 1);
     INSERT INTO sale (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, sold, created_at)
         VALUES (1, 1, 100, 'on_sale', 1, 4000000000000, 2000000, 2000000, 1000000, 1);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use stampede_cache::Stats;
-use stampede_core::ports::{Created, Replaced, ShopFilter};
+use stampede_core::ports::{Created, Replaced, ShopFilter, ShopPage};
 use stampede_core::{Code, NewShop, NewVoucher, Shop, ShopId, ShopType, Voucher, VoucherId};
 
 use crate::audit::Outcome;
@@ -15,7 +15,7 @@ impl Engine {
         self.reads.types().await
     }
 
-    pub async fn shops(&self, filter: &ShopFilter) -> Result<Vec<Shop>, Error> {
+    pub async fn shops(&self, filter: &ShopFilter) -> Result<ShopPage, Error> {
         Ok(self.stores.catalogue.shops(filter).await?)
     }
 

@@ -50,11 +50,20 @@ impl Network {
     }
 }
 
+/// Is it the address of a proxy that we trust?
+pub(crate) fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
+    let address = address.to_canonical();
+    trusted.iter().any(|network| network.has(address))
+}
+
 /// The address of the client: of the peer, unless that is a proxy that we trust; then what `X-Forwarded-For` says, read from its
 /// end as far as trusted proxies have written it.
 pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[Network]) -> IpAddr {
-    let is_trusted = |address| trusted.iter().any(|network| network.has(address));
+    let is_trusted = |address| is_trusted(address, trusted);
     let mut client = peer.to_canonical();
+    if !is_trusted(client) {
+        return client;
+    }
     // A client may have written anything in front of what our proxies added.
     let written = headers.get_all("x-forwarded-for").iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let values: Vec<_> = written.collect();

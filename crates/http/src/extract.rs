@@ -43,10 +43,15 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
             Ok(Err(_)) => return Err(Problem::new(Code::InvalidRequest).detail("the body could not be read")),
             Err(_) => return Err(Problem::new(Code::RequestTimeout)),
         };
-        serde_json::from_slice(&body).map(Self).map_err(|error| match error.classify() {
+        let read = serde_json::from_slice(&body).map_err(|error| match error.classify() {
             serde_json::error::Category::Data => Problem::new(Code::InvalidRequest).detail(error.to_string()),
             _ => Problem::new(Code::InvalidJson).detail(error.to_string()),
-        })
+        })?;
+        // Serde fills a struct from an array as well, member by member in their order. No caller means that.
+        if body.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Problem::new(Code::InvalidRequest).detail("the body must be a JSON object"));
+        }
+        Ok(Self(read))
     }
 }
 
@@ -134,6 +139,19 @@ impl FromRequestParts<Arc<App>> for Visitor {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let Peer(address) = Peer::from_request_parts(parts, app).await?;
         app.limits.reads_per_ip.check(counted_as(address)).map_err(|wait| Error::Limited { wait })?;
+        Ok(Self)
+    }
+}
+
+/// A caller of what is there for operators and programmers: `/readyz`, the API document and its pages.
+pub(crate) struct Prober;
+
+impl FromRequestParts<Arc<App>> for Prober {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let Peer(address) = Peer::from_request_parts(parts, app).await?;
+        app.limits.probes_per_ip.check(counted_as(address)).map_err(|wait| Error::Limited { wait })?;
         Ok(Self)
     }
 }

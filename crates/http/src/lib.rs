@@ -1,21 +1,26 @@
 //! The edge. Thin: parse, call the engine, answer.
 //!
-//! - [`server`]: connections, their limits, graceful shutdown; `patient`, [`tls`], `cors`
+//! - [`server`]: accepts connections, answers requests, shuts down gracefully; `connections`: their bounds; `patient`, [`tls`],
+//!   `cors`, `throttle`
 //! - [`app`]: what the handlers share
 //! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
-//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `security_log`: who was refused
+//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `host`: the `Host` header;
+//!   `security_log`: who was refused
 //! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
 //! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `quarantine`, `operations`, `page`, `load_test`
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `quarantine`, `operations` (with `readiness`), `page`,
+//!   `load_test`
 
 pub mod address;
 mod admin;
 pub mod app;
 mod audit;
+mod connections;
 mod cors;
 pub mod credentials;
 mod extract;
 mod figures;
+mod host;
 mod load_test;
 mod login;
 pub mod openapi;
@@ -25,10 +30,12 @@ mod page;
 mod patient;
 pub mod problem;
 mod quarantine;
+mod readiness;
 mod sales;
 mod security_log;
 pub mod server;
 mod shops;
+mod throttle;
 pub mod tls;
 
 pub use address::Network;

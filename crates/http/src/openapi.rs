@@ -5,19 +5,22 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::http::HeaderValue;
-use axum::http::header::CONTENT_SECURITY_POLICY;
-use axum::middleware::map_response;
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::middleware::{from_extractor_with_state, map_response};
 use axum::response::Response;
+use axum::routing::get;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, OpenApi, Ref, RefOr, Required, ResponseBuilder};
 use utoipa::{PartialSchema as _, ToSchema as _};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt as _};
 use utoipa_axum::routes;
-use utoipa_swagger_ui::SwaggerUi;
+use utoipa_swagger_ui::{Config as SwaggerConfig, SwaggerUi};
 
 use crate::app::{App, Surface};
+use crate::extract::Prober;
 use crate::figures::TimedLayer;
 use crate::problem;
 use crate::{admin, audit, load_test, login, operations, orders, quarantine, sales, shops};
@@ -126,7 +129,11 @@ pub(crate) fn is_for_administrators(path: &str) -> bool {
 
 fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
     let is_admins = is_for_administrators(path);
-    let mut refusals = vec![("500", "`internal`"), ("503", "`busy`, `unavailable` or `outcome_unknown`: ask again")];
+    let mut refusals = vec![
+        ("400", "`invalid_request`"),
+        ("500", "`internal`"),
+        ("503", "`busy`, `unavailable` or `outcome_unknown`: ask again"),
+    ];
     if path.contains("{id}") {
         refusals.push(("404", "There is no such thing, or it is not yours"));
         if !operation
@@ -144,12 +151,9 @@ fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
             operation.parameters.get_or_insert_default().push(RefOr::T(id));
         }
     }
-    if operation.parameters.is_some() {
-        refusals.push(("400", "`invalid_request`"));
-    }
     if operation.request_body.is_some() {
+        refusals[0].1 = "`invalid_request`, `invalid_json`";
         refusals.extend([
-            ("400", "`invalid_request`, `invalid_json`"),
             ("408", "`request_timeout`"),
             ("413", "`payload_too_large`"),
             ("415", "`unsupported_media_type`"),
@@ -161,7 +165,7 @@ fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
         if changes {
             refusals.push(("403", "`forbidden`: a viewer changes nothing"));
         }
-    } else if path.starts_with("/v1/") {
+    } else if path.starts_with("/v1/") || path == "/readyz" {
         refusals.push(("429", "`too_many_requests`"));
     }
     if operation.security.is_some() {
@@ -183,13 +187,28 @@ fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
 }
 
 /// `/openapi.json` and `/docs`.
-pub(crate) fn pages(api: OpenApi) -> Router<Arc<App>> {
+pub(crate) fn pages(api: &OpenApi, app: Arc<App>) -> Router<Arc<App>> {
     // The page styles itself inline; scripts are its own files alone.
     let policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let pages: Router<Arc<App>> = SwaggerUi::new("/docs").url("/openapi.json", api).into();
+    // Written once: it is the same for every caller, and longer than anything else that is served. Plain maps and strings: writing
+    // them cannot fail.
+    let document = Bytes::from(serde_json::to_vec(api).unwrap_or_default());
+    let document = move || async move { ([(CONTENT_TYPE, "application/json")], document) };
+    let pages: Router<Arc<App>> = SwaggerUi::new("/docs").config(SwaggerConfig::from("/openapi.json")).into();
+    let pages = pages.route("/openapi.json", get(document)).layer(from_extractor_with_state::<Prober, _>(app));
     pages.layer(map_response(async move |mut response: Response| {
-        response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
+        if let Some(kind) = headers.get_mut(CONTENT_TYPE).filter(|kind| lacks_charset(kind))
+            && let Ok(whole) = HeaderValue::try_from([kind.as_bytes(), b"; charset=utf-8"].concat())
+        {
+            *kind = whole;
+        }
         response
     }))
+}
+
+fn lacks_charset(kind: &HeaderValue) -> bool {
+    kind.to_str().is_ok_and(|kind| kind.starts_with("text/") && !kind.contains("charset"))
 }

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse as _, Response};
 use stampede_core::Code;
 
 use crate::app::App;
-use crate::extract::Viewer;
+use crate::extract::{Prober, Viewer};
 use crate::problem::Problem;
 
 /// Is it alive?
@@ -19,16 +19,14 @@ pub(crate) async fn healthz() -> &'static str {
 
 /// Should it get traffic? If not, `detail` tells why.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "Yes", body = String)))]
-pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, Problem> {
+pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'static str, Problem> {
     if app.is_draining() {
         return Err(Problem::new(Code::Unavailable).detail("shutting down"));
     }
-    match app.engine.ready().await {
+    let engine = app.engine.clone();
+    match app.readiness.of(|| async move { engine.ready().await }).await {
         Ok(()) => Ok("ready\n"),
-        Err(error) => {
-            let detail = error.to_string();
-            Err(Problem::from(error).detail(detail))
-        }
+        Err(unready) => Err(Problem::new(unready.code).detail(unready.detail)),
     }
 }
 
@@ -37,6 +35,10 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Result<&'static str, 
 pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response {
     #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
     metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);
+    let of_administrators = ("wrong_tokens_per_ip", app.administrators.let_through());
+    for (limit, count) in app.limits.let_through().into_iter().chain([of_administrators]) {
+        metrics::counter!("stampede_limit_let_through_total", "limit" => limit).absolute(count);
+    }
     for (cache, stats) in app.engine.cache_stats() {
         for (what, count) in stats.named() {
             metrics::counter!("stampede_cache_total", "cache" => cache.to_owned(), "what" => what).absolute(count);

@@ -1,11 +1,13 @@
 //! Buying, and a buyer's own orders.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Json as Answer;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::http::header::{CONTENT_TYPE, LOCATION};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::Response;
 use metrics::{Counter, counter};
@@ -14,8 +16,9 @@ use stampede_core::{Code, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId
 use stampede_engine::{Bought, Error};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::address::counted_as;
 use crate::app::App;
-use crate::extract::{Buyer, Id, Own, Params, to_the_end};
+use crate::extract::{Buyer, Id, Own, Params, Peer, to_the_end};
 use crate::problem::Problem;
 use crate::sales::page_size;
 
@@ -93,10 +96,36 @@ impl OrderAnswer {
 #[utoipa::path(post, path = "/v1/sales/{id}/orders", tag = "orders", responses((status = 201, description = "Yours, and on the disk", body = OrderAnswer), (status = 200, description = "Yours already", body = OrderAnswer), (status = 409, description = "`sold_out`, `not_started`, `ended` or `paused`")), security(("buyer" = [])))]
 pub(crate) async fn buy(
     State(app): State<Arc<App>>,
+    _: BuyerAddress,
     Buyer(user): Buyer,
     Id(sale): Id<SaleId>,
 ) -> Result<Response, Problem> {
     Ok(sell(&app, user, sale).await?)
+}
+
+/// The address of a request to buy, within its limit. Checked before the token, so that it limits wrong tokens, too.
+pub(crate) struct BuyerAddress;
+
+impl BuyerAddress {
+    pub(crate) fn check(app: &App, client: IpAddr) -> Result<Self, Error> {
+        match app.limits.buys_per_ip.check(counted_as(client)) {
+            Ok(()) => Ok(Self),
+            Err(wait) => {
+                let limited = Err(Error::Limited { wait });
+                app.buy_metrics.count(&limited);
+                limited.map(|_| Self)
+            }
+        }
+    }
+}
+
+impl FromRequestParts<Arc<App>> for BuyerAddress {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let Peer(client) = Peer::from_request_parts(parts, app).await?;
+        Ok(Self::check(app, client)?)
+    }
 }
 
 /// The path of [`buy`], as its figures name it.

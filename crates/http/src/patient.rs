@@ -2,11 +2,14 @@
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
+
+use crate::connections::Connection;
 
 /// Passes everything through. A write that gets nowhere for `within` is an error, so that who never reads holds no place for ever.
 pub(crate) struct Patient<S> {
@@ -14,21 +17,28 @@ pub(crate) struct Patient<S> {
     within: Duration,
     /// Runs while a write gets nowhere.
     stuck: Option<Pin<Box<Sleep>>>,
+    /// Learns whether a write waits.
+    connection: Arc<Connection>,
 }
 
 impl<S> Patient<S> {
-    pub(crate) const fn new(stream: S, within: Duration) -> Self {
-        Self { stream, within, stuck: None }
+    pub(crate) const fn new(stream: S, within: Duration, connection: Arc<Connection>) -> Self {
+        Self { stream, within, stuck: None, connection }
     }
 
     /// Starts the clock if the write waits, stops it if it got somewhere.
     fn judge<T>(&mut self, context: &mut Context<'_>, write: Poll<Result<T>>) -> Poll<Result<T>> {
         if write.is_ready() {
-            self.stuck = None;
+            if self.stuck.take().is_some() {
+                self.connection.set_blocked(false);
+            }
             return write;
         }
-        let within = self.within;
-        let stuck = self.stuck.get_or_insert_with(|| Box::pin(sleep(within)));
+        let (within, connection) = (self.within, &self.connection);
+        let stuck = self.stuck.get_or_insert_with(|| {
+            connection.set_blocked(true);
+            Box::pin(sleep(within))
+        });
         ready!(stuck.as_mut().poll(context));
         Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the peer does not read")))
     }
@@ -78,7 +88,7 @@ mod tests {
     #[tokio::test]
     async fn gives_up_on_who_never_reads_and_only_then() {
         let (ours, mut theirs) = tokio::io::duplex(64);
-        let mut ours = Patient::new(ours, Duration::from_secs(2));
+        let mut ours = Patient::new(ours, Duration::from_secs(2), Arc::default());
         let reading = tokio::spawn(async move {
             let mut heard = [0; 32];
             for _ in 0..8 {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -133,6 +133,10 @@ impl IntoResponse for Problem {
             // Whole seconds, rounded up: who waits that long has waited long enough.
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        if self.code == Code::Unauthorized {
+            let challenge = HeaderValue::from_static("Bearer realm=\"stampede\"");
+            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         }
         response.extensions_mut().insert(Box::new(self));
         response

@@ -1,8 +1,9 @@
-//! Connections, their limits, and graceful shutdown.
+//! Accepts connections, answers requests, and shuts down gracefully.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -10,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
 use axum::http::{HeaderValue, Request};
 use axum::response::{IntoResponse as _, Response};
 use hyper::body::Incoming;
@@ -23,17 +27,20 @@ use stampede_core::{Code, SaleId};
 use stampede_engine::Error;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tower::Service as _;
 use tracing::{Instrument as _, Level, Span};
 
 use crate::app::{App, Surface};
+use crate::connections::{Admitted, Connection, Connections, UnderWay};
 use crate::extract::{Buyer, Peer, RequestId};
+use crate::orders::BuyerAddress;
 use crate::patient::Patient;
 use crate::problem::{Language, Problem, render};
-use crate::{address, cors, openapi, orders, security_log};
+use crate::throttle::Throttle;
+use crate::{address, cors, host, openapi, orders, security_log};
 
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -44,6 +51,8 @@ pub struct ServerConfig {
     /// Pages of these origins may call the buyers' routes.
     pub cors_origins: Vec<HeaderValue>,
     pub max_connections: usize,
+    /// Of them, from one address that is not a trusted proxy.
+    pub max_connections_per_address: usize,
     /// A request's head must arrive within this time; an idle connection is closed after it.
     pub head_within: Duration,
     /// A request must be answered within this time. Of who wants to buy it must be known by then who it is; the rest has a time of its own.
@@ -64,18 +73,23 @@ const MAX_HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 64;
 /// How much of a path the log shows: longer ones are sent to fill the disk.
 const MAX_LOGGED_PATH: usize = 128;
+/// An answer that is not a page loads nothing and is shown in no frame.
+const NO_CONTENT_ALLOWED: HeaderValue = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
 /// How long an answer may wait for a peer that does not read.
 const WRITE_WITHIN: Duration = Duration::from_secs(15);
 
 /// How many connections may be told at once that they are too many; more are closed without a word.
-const MAX_REFUSALS: usize = 256;
+pub const MAX_REFUSALS: usize = 128;
 const REFUSE_WITHIN: Duration = Duration::from_secs(1);
+/// How often it is logged that no connection can be accepted.
+const ACCEPT_ERROR_EVERY: Duration = Duration::from_secs(10);
 
 /// What a connection hears that is one too many.
 static FULL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let body = "{\"type\":\"urn:stampede:busy\",\"title\":\"Too many connections; please try again\",\
                 \"status\":503,\"code\":\"busy\"}";
-    let head = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n\
+    let head = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\nx-frame-options: DENY\r\n\
+                content-security-policy: default-src 'none'; frame-ancestors 'none'\r\n\
                 content-type: application/problem+json\r\ncontent-length:";
     format!("{head} {}\r\n\r\n{body}", body.len()).into_bytes()
 });
@@ -90,7 +104,8 @@ pub async fn serve(
 ) {
     let router = app.clone().routes(surface);
     let drain_within = config.drain_within;
-    let places = Arc::new(Semaphore::new(config.max_connections));
+    let connections = Connections::new(config.max_connections, config.max_connections_per_address);
+    let mut accept_errors = Throttle::new(ACCEPT_ERROR_EVERY);
     let edge = Edge { app: app.clone(), router, sells: surface != Surface::Admin, config: Arc::new(config) };
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let graceful = GracefulShutdown::new();
@@ -101,16 +116,23 @@ pub async fn serve(
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of file descriptors, or the peer has gone: neither is a reason to stop serving.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    if let Some(held_back) = accept_errors.pass(Instant::now()) {
+                        tracing::warn!(%error, held_back, "cannot accept a connection");
+                    }
+                    if error.kind() != ErrorKind::ConnectionAborted {
+                        connections.evict_one();
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
                     continue;
                 }
             },
             () = &mut shutdown => break,
         };
-        match places.clone().try_acquire_owned() {
-            Ok(place) => serve_connection(stream, peer, edge.clone(), &graceful, place),
-            Err(_) => refuse(stream, &refusals, edge.config.tls.is_some()),
+        let is_proxy = address::is_trusted(peer.ip(), &app.config.trusted_proxies);
+        let counted = (!is_proxy).then(|| address::counted_as(peer.ip().to_canonical()));
+        match connections.admit(counted) {
+            Some(place) => serve_connection(stream, peer, edge.clone(), &graceful, place),
+            None => refuse(stream, &refusals, edge.config.tls.is_some()),
         }
     }
     drop(listener);
@@ -140,43 +162,38 @@ fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>, tls: bool) {
     });
 }
 
-fn serve_connection(
-    stream: TcpStream,
-    peer: SocketAddr,
-    edge: Edge,
-    graceful: &GracefulShutdown,
-    place: OwnedSemaphorePermit,
-) {
+fn serve_connection(stream: TcpStream, peer: SocketAddr, edge: Edge, graceful: &GracefulShutdown, place: Admitted) {
     // Answers are small and complete: there is nothing to wait for.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
     let watcher = graceful.watcher();
-    tokio::spawn(async move {
+    let connection = place.connection().clone();
+    tokio::spawn(place.until_evicted(async move {
         match &edge.config.tls {
-            None => speak_http(stream, peer, edge, watcher).await,
+            None => speak_http(stream, peer, edge, connection, watcher).await,
             Some(tls) => match timeout(edge.config.head_within, tls.accept(stream)).await {
-                Ok(Ok(stream)) => speak_http(stream, peer, edge, watcher).await,
+                Ok(Ok(stream)) => speak_http(stream, peer, edge, connection, watcher).await,
                 Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS"),
                 Err(_) => tracing::debug!("a connection took too long to speak TLS"),
             },
         }
-        drop(place);
-    });
+    }));
 }
 
-async fn speak_http<S>(stream: S, peer: SocketAddr, edge: Edge, watcher: Watcher)
+async fn speak_http<S>(stream: S, peer: SocketAddr, edge: Edge, place: Arc<Connection>, watcher: Watcher)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let head_within = edge.config.head_within;
-    let service = service_fn(move |request| answer(edge.clone(), request, peer));
+    let stream = Patient::new(stream, WRITE_WITHIN, place.clone());
+    let service = service_fn(move |request| answer(edge.clone(), request, peer, place.begin()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_within)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS)
-        .serve_connection(TokioIo::new(Patient::new(stream, WRITE_WITHIN)), service);
+        .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection ended with an error");
     }
@@ -205,9 +222,12 @@ impl Edge {
     }
 
     /// What everybody waits for takes the short way, past the router: the same as [`orders::buy`].
-    async fn sell(&self, request: Request<Incoming>, sale: SaleId, id: &str) -> Response {
+    async fn sell(&self, request: Request<Incoming>, client: IpAddr, sale: SaleId, id: &str) -> Response {
         let started = Instant::now();
-        let known = timeout(self.config.answer_within, Buyer::of(request.headers(), &self.app)).await;
+        let known = match BuyerAddress::check(&self.app, client) {
+            Ok(_) => timeout(self.config.answer_within, Buyer::of(request.headers(), &self.app)).await,
+            Err(limited) => Ok(Err(limited)),
+        };
         // What was read of the connection is free again before the wait for the ledger.
         drop(request);
         let sold = match known.unwrap_or(Err(Error::Plain(Code::Unavailable))) {
@@ -231,7 +251,12 @@ fn next_request_id() -> String {
     format!("{:016x}", START.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) -> Result<Response, Infallible> {
+async fn answer(
+    mut edge: Edge,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    under_way: UnderWay,
+) -> Result<Response, Infallible> {
     let started = Instant::now();
     let id = next_request_id();
     let sale = if edge.sells { orders::wanted(request.method(), request.uri()) } else { None };
@@ -248,16 +273,25 @@ async fn answer(mut edge: Edge, request: Request<Incoming>, peer: SocketAddr) ->
     let client = address::client(peer.ip(), request.headers(), &edge.app.config.trusted_proxies);
     let origin = cors::allowed(&request, &edge.config.cors_origins);
     let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
-    let response = match (preflight, sale) {
+    let bad_host = host::fault(request.version(), request.headers());
+    let refused = bad_host.map(|fault| Problem::new(Code::InvalidRequest).detail(fault).into_response());
+    let refused = if under_way.is_evicted { Some(Problem::new(Code::Busy).into_response()) } else { refused };
+    let response = match (refused.or(preflight), sale) {
         (Some(response), _) => response,
-        (None, Some(sale)) => edge.sell(request, sale, &id).instrument(span.clone()).await,
+        (None, Some(sale)) => edge.sell(request, client, sale, &id).instrument(span.clone()).await,
         (None, None) => edge.route(request, client, &id).instrument(span.clone()).await,
     };
     let mut response = render(response, language);
     let headers = response.headers_mut();
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    // The pages set their own.
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(NO_CONTENT_ALLOWED);
     // What a buyer or an operator is told is for nobody else; the page sets its own.
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    if under_way.is_evicted {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     if edge.config.hsts {
         headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     }

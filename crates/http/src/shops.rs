@@ -1,19 +1,23 @@
 //! Shops and their vouchers: for visitors, and for administrators.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use stampede_core::ports::ShopFilter;
+use stampede_core::ports::{ShopFilter, ShopPage};
 use stampede_core::{NewShop, NewVoucher, Shop, ShopId, ShopTypeId, Voucher, VoucherId, VoucherKind};
-use stampede_engine::{Action, Outcome};
+use stampede_engine::{Action, Error, Outcome};
+use tokio::sync::SemaphorePermit;
+use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
+use crate::address::counted_as;
 use crate::admin::{Created, audited, created};
 use crate::app::App;
-use crate::extract::{Id, Json, Operator, Params, Viewer, Visitor};
+use crate::extract::{Id, Json, Operator, Params, Peer, Viewer, Visitor};
 use crate::problem::Problem;
 use crate::sales::page_size;
 
@@ -68,7 +72,7 @@ pub(crate) struct ShopsParams {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ShopsAnswer {
     shops: Vec<ShopAnswer>,
-    /// Ask for the shops `before` this one to go on; null at the end.
+    /// Ask for the shops `before` this one to go on; null at the end. A search by name may give a short or empty page before the end.
     next: Option<ShopId>,
 }
 
@@ -77,6 +81,7 @@ pub(crate) struct ShopsAnswer {
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
     _: Visitor,
+    peer: Peer,
     Params(params): Params<ShopsParams>,
 ) -> Result<Answer<ShopsAnswer>, Problem> {
     let limit = page_size(params.limit)?;
@@ -84,10 +89,23 @@ pub(crate) async fn list(
     if params.name.as_ref().is_some_and(|name| !good(name)) {
         return Err(Problem::invalid("name", "must have 1 to 64 characters"));
     }
+    let _permit = match &params.name {
+        Some(_) => Some(permit_search(&app, peer).await?),
+        None => None,
+    };
     let filter = ShopFilter { type_id: params.r#type, name: params.name, before: params.before, limit };
-    let shops = app.engine.shops(&filter).await?;
-    let next = shops.last().filter(|_| shops.len() == limit as usize).map(|shop| shop.id);
+    let ShopPage { shops, next } = app.engine.shops(&filter).await?;
     Ok(Answer(ShopsAnswer { shops: shops.into_iter().map(ShopAnswer::from).collect(), next }))
+}
+
+/// How long a search may wait for others to end.
+const SEARCH_PATIENCE: Duration = Duration::from_secs(1);
+
+/// A search costs the database more than any other read: one address may ask for few, and few run at a time.
+async fn permit_search(app: &App, Peer(client): Peer) -> Result<SemaphorePermit<'_>, Error> {
+    app.limits.searches_per_ip.check(counted_as(client)).map_err(|wait| Error::Limited { wait })?;
+    let permit = timeout(SEARCH_PATIENCE, app.searches.acquire()).await;
+    permit.ok().and_then(Result::ok).ok_or(Error::Busy)
 }
 
 /// One shop.

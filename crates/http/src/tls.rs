@@ -1,5 +1,6 @@
 //! TLS by certificate files, which can be read again while the server runs.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -61,9 +62,17 @@ impl ResolvesServerCert for Certificate {
 }
 
 fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, TlsError> {
+    if is_world_readable(key) {
+        tracing::warn!(key = %key.display(), "every user of this machine can read the TLS key: remove that permission");
+    }
     let in_certificate = |error| TlsError::Certificate(certificate.display().to_string(), error);
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).map_err(in_certificate)?.collect();
     let chain = chain.map_err(in_certificate)?;
     let key = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::Key(key.display().to_string(), error))?;
     Ok(Arc::new(CertifiedKey::from_der(chain, key, provider).map_err(TlsError::Pair)?))
+}
+
+/// A key that cannot be read at all is an error that reading it reports.
+fn is_world_readable(key: &Path) -> bool {
+    std::fs::metadata(key).is_ok_and(|file| file.permissions().mode() & 0o004 != 0)
 }

@@ -163,6 +163,6 @@ async fn a_listener_tells_of_its_own_routes() {
         assert_eq!(served["paths"][path], DOCUMENT["paths"][path]);
     }
     let page = client.get("/docs/", "").await.unwrap();
-    assert_eq!((page.status.as_u16(), page.header("content-type")), (200, "text/html"));
+    assert_eq!((page.status.as_u16(), page.header("content-type")), (200, "text/html; charset=utf-8"));
     assert!(page.header("content-security-policy").contains("script-src 'self'"));
 }

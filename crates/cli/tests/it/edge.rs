@@ -1,5 +1,7 @@
 //! What faces the internet: TLS, other origins, slow senders.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +13,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::shop::{Shop, TOKEN, command, folder};
+use crate::shop::{Place, Shop, TOKEN, command, default_settings, folder, metric};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn speaks_tls_with_its_own_certificate() {
@@ -20,9 +22,14 @@ async fn speaks_tls_with_its_own_certificate() {
     let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
     std::fs::write(&certificate, pair.cert.pem()).unwrap();
     std::fs::write(&key, pair.signing_key.serialize_pem()).unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let log = folder.path().join("log");
     let mut command = command(&folder);
     command.env("STAMPEDE__HTTP__TLS_CERTIFICATE", &certificate).env("STAMPEDE__HTTP__TLS_KEY", &key);
+    command.env("STAMPEDE__LOG__LEVEL", "warn").stderr(std::fs::File::create(&log).unwrap());
     let shop = Shop::run(command);
+    let warning = "every user of this machine can read the TLS key";
+    assert!(std::fs::read_to_string(log).unwrap().contains(warning));
 
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from(pair.cert.der().to_vec())).unwrap();
@@ -38,6 +45,57 @@ async fn speaks_tls_with_its_own_certificate() {
 
     assert!(shop.client().await.get("/healthz", "").await.is_err(), "plain HTTP is not spoken here");
     assert!(shop.stop().success());
+}
+
+/// What a start with this command says on standard error.
+fn warnings(mut command: Command, folder: &Place) -> String {
+    let log = folder.path().join("log");
+    command.env("STAMPEDE__LOG__LEVEL", "warn").stderr(std::fs::File::create(&log).unwrap());
+    assert!(Shop::run(command).stop().success());
+    std::fs::read_to_string(log).unwrap()
+}
+
+#[test]
+fn plain_http_on_a_public_address_is_warned_of() {
+    let warning = "in plain text";
+    let folder = folder();
+    let settings = folder.path().join("settings.toml");
+    std::fs::write(&settings, "[http]\ntrusted_proxies = [\"10.0.0.0/8\"]\n").unwrap();
+    assert!(!warnings(default_settings(&folder), &folder).contains(warning));
+    let public = || {
+        let mut command = default_settings(&folder);
+        command.args(["--admin-listen", "0.0.0.0:0"]);
+        command
+    };
+    assert!(warnings(public(), &folder).contains(warning));
+    let mut behind_proxy = public();
+    behind_proxy.arg("--config").arg(settings);
+    assert!(!warnings(behind_proxy, &folder).contains(warning));
+}
+
+/// Answers are neither framed nor taken for another kind, and each text says its character set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_tell_browsers_what_they_may_do() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    let mut client = shop.client().await;
+    for path in ["/v1/sales", "/v1/nowhere", "/v1/me", "/healthz", "/openapi.json", "/docs/", "/", "/assets/app.js"] {
+        let reply = client.get(path, "").await.unwrap();
+        assert_eq!(reply.header("x-frame-options"), "DENY", "{path}");
+        assert!(reply.header("content-security-policy").contains("frame-ancestors 'none'"), "{path}");
+        assert!(reply.header("content-security-policy").contains("default-src 'none'"), "{path}");
+        let kind = reply.header("content-type");
+        assert!(!kind.starts_with("text/") || kind.ends_with("; charset=utf-8"), "{path}: {kind}");
+    }
+    let mut buy = client.post("/v1/sales/1/orders", "", &Value::Null).await.unwrap();
+    assert_eq!(buy.header("x-frame-options"), "DENY");
+    for path in ["/v1/me", "/admin/v1/sales", "/metrics"] {
+        for token in ["", "nonsense"] {
+            assert_eq!(buy.status, 401);
+            assert_eq!(buy.header("www-authenticate"), "Bearer realm=\"stampede\"", "{path}");
+            buy = client.get(path, token).await.unwrap();
+        }
+    }
 }
 
 async fn from_origin(client: &mut Client, method: Method, path: &str, origin: &str) -> Reply {
@@ -92,14 +150,24 @@ async fn slow_senders_keep_nobody_out() {
     let requests = count(5_000, 500) as usize;
     p99(&mut honest, requests).await; // warm
     let before = p99(&mut honest, requests).await;
+    drop(honest);
 
     let mut sockets = Vec::with_capacity(slow);
     for _ in 0..slow {
         let mut socket = TcpStream::connect(shop.address).await.unwrap();
-        // Those beyond the cap are told so and closed: writing to them may fail.
-        let _ = socket.write_all(b"GET /v1/sales HT").await;
+        // Beyond the cap others are closed for a new one: writing to them may fail.
+        let _ = socket.write_all(b"GET /v1/sales HTTP/1.1\r\nx: ").await;
         sockets.push(socket);
     }
+    // A moment after its last use a connection counts as idle; then there is room.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut honest = loop {
+        let mut client = shop.client().await;
+        if client.get("/healthz", "").await.is_ok_and(|reply| reply.status == 200) {
+            break client;
+        }
+        assert!(Instant::now() < deadline, "no place became free");
+    };
     let trickle = async {
         loop {
             for socket in &mut sockets {
@@ -119,7 +187,11 @@ async fn slow_senders_keep_nobody_out() {
         assert!(during <= 2 * before + Duration::from_micros(500), "{before:?} became {during:?}");
     }
     drop(sockets);
-    let refused = shop.metric_soon("stampede_connections_refused_total").await;
-    assert!(refused >= (slow + 1 - cap) as f64, "{refused} were refused");
+    let evicted = metric(&mut honest, "stampede_connections_evicted_total").await;
+    let refused = metric(&mut honest, "stampede_connections_refused_total").await;
+    assert!(
+        evicted >= 1.0 && evicted + refused >= (slow + 1 - cap) as f64,
+        "{evicted} made room, {refused} were refused"
+    );
     assert_eq!(honest.get("/healthz", TOKEN).await.unwrap().json(), Value::Null);
 }

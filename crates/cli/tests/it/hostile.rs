@@ -7,7 +7,6 @@ use http_body_util::Full;
 use hyper::{Method, Request};
 use serde_json::json;
 use stampede_core::Code;
-use stampede_testkit::Client;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -180,27 +179,60 @@ async fn what_is_not_http_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_capped_and_told_so() {
+async fn a_request_names_one_host_and_names_it_well() {
     let folder = folder();
-    let mut command = command(&folder);
-    command.env("STAMPEDE__HTTP__MAX_CONNECTIONS", "8");
-    let shop = Shop::run(command);
-    let mut held = Vec::new();
-    for _ in 0..8 {
-        let mut client = shop.client().await;
-        assert_eq!(client.get("/healthz", "").await.unwrap().status, 200);
-        held.push(client);
+    let shop = Shop::open(&folder);
+    let buying = "POST /v1/sales/1/orders HTTP/1.1\r\n";
+    for (head, hosts) in [
+        ("GET /v1/sales HTTP/1.1\r\n", ""),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: x\r\nhost: x\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host:\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: a b\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: user@x\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: x/y\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: x:y\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: [::1\r\n"),
+        ("GET http://x/v1/sales HTTP/1.1\r\n", ""),
+        ("GET /v1/sales HTTP/1.0\r\n", "host: x\r\nhost: y\r\n"),
+        (buying, ""),
+        (buying, "host: x\r\nhost: y\r\n"),
+        ("OPTIONS /v1/login HTTP/1.1\r\n", ""),
+    ] {
+        let heard = raw(&shop, format!("{head}{hosts}connection: close\r\n\r\n").as_bytes()).await;
+        assert!(heard.starts_with("HTTP/1.1 400") || heard.starts_with("HTTP/1.0 400"), "{head:?} {hosts:?}: {heard}");
+        assert!(heard.contains("\"invalid_request\"") && heard.contains("Host"), "{head:?} {hosts:?}: {heard}");
     }
-    let heard = raw(&shop, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await;
-    assert!(heard.starts_with("HTTP/1.1 503") && heard.contains("\"busy\""), "{heard}");
-    held.clear();
-    // A place becomes free as soon as its connection has gone.
-    let deadline = std::time::Instant::now() + Duration::from_secs(10);
-    loop {
-        let mut client = Client::connect(shop.address).await.unwrap();
-        if client.get("/healthz", "").await.is_ok_and(|reply| reply.status == 200) {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "no place became free");
+    for good in ["GET /v1/sales HTTP/1.1\r\nhost: [::1]:8080\r\n", "GET /v1/sales HTTP/1.0\r\n"] {
+        let heard = raw(&shop, format!("{good}connection: close\r\n\r\n").as_bytes()).await;
+        assert!(heard.contains(" 200 OK"), "{good:?}: {heard}");
+    }
+}
+
+/// Members are named: an array of the right values in the right order is not the object.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_array_is_no_object() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    for (path, token, body) in [
+        ("/v1/login/codes", "", json!(["13800138000"])),
+        ("/v1/login", "", json!(["13800138000", "123456"])),
+        ("/admin/v1/shops", TOKEN, json!(["1", "Tea", "Here"])),
+    ] {
+        let reply = shop.client().await.post(path, token, &body).await.unwrap();
+        assert_eq!(problem(path, &reply), "invalid_request", "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_show_nothing_or_something_else_are_refused() {
+    let folder = folder();
+    let shop = Shop::open(&folder);
+    for bad in [" ", "\u{3000}\u{3000}", "\u{200b}", "Tea\u{202e}eeffoC", "\u{2066}Tea\u{2069}"] {
+        let reply = shop.admin("shops", &json!({ "type_id": "1", "name": bad })).await;
+        assert_eq!(problem(bad, &reply), "invalid_request", "{bad:?}");
+        assert_eq!(reply.json()["errors"][0]["member"], "name", "{:?}", reply.body);
+        let voucher = json!({ "shop_id": "1", "kind": "ordinary", "title": bad, "price_cents": 1, "worth_cents": 1 });
+        let reply = shop.admin("vouchers", &voucher).await;
+        assert_eq!(problem(bad, &reply), "invalid_request", "{bad:?}");
     }
 }

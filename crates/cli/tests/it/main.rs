@@ -8,15 +8,18 @@
 //! - `proof`: bench and check, and that planted bugs are caught
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
+//! - `attack`: one address takes all the connections it can; `costly`: it sends what costs most; honest requests are served all the same
 //! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders;
 //!   `webhook`: credentials of the address that login codes are posted to; `dependencies`: `make deps`
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
 
 mod administration;
+mod attack;
 mod chaos;
 mod commands;
 mod contract;
+mod costly;
 mod crash;
 mod credentials;
 mod dependencies;

@@ -101,6 +101,14 @@ pub fn command(place: &Place) -> Command {
     serving(Command::new(env!("CARGO_BIN_EXE_stampede")), place)
 }
 
+/// The binary's `serve` on a free port with the settings that everyone has who sets none.
+pub fn default_settings(place: &Place) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&place.dir);
+    command.env("STAMPEDE_ADMIN_TOKEN", TOKEN).env("STAMPEDE__LOG__LEVEL", "warn");
+    command
+}
+
 /// The same, behind a command that runs it.
 pub fn serving(mut command: Command, place: &Place) -> Command {
     command
@@ -109,8 +117,12 @@ pub fn serving(mut command: Command, place: &Place) -> Command {
         .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
         .env("STAMPEDE__ADMIN__WRONG_TOKENS_PER_IP__COUNT", "1000000")
         .env("STAMPEDE__LOGIN__PER_IP__COUNT", "1000000")
+        .env("STAMPEDE__HTTP__MAX_CONNECTIONS_PER_ADDRESS", "1000000")
         .env("STAMPEDE__BUY__PER_USER__COUNT", "1000000")
+        .env("STAMPEDE__BUY__PER_IP__COUNT", "100000000")
         .env("STAMPEDE__LIMITS__READS_PER_IP__COUNT", "1000000")
+        .env("STAMPEDE__LIMITS__SEARCHES_PER_IP__COUNT", "1000000")
+        .env("STAMPEDE__LIMITS__PROBES_PER_IP__COUNT", "1000000")
         .env("STAMPEDE__LIMITS__OWN_PER_USER__COUNT", "1000000")
         .env("STAMPEDE__LOG__LEVEL", "error");
     if let Some(url) = &place.url {
@@ -208,22 +220,18 @@ impl Shop {
         buyers
     }
 
-    /// The same, from a server that may have no place for us yet.
-    pub async fn metric_soon(&self, name: &str) -> f64 {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !self.client().await.get("/healthz", "").await.is_ok_and(|reply| reply.status == 200) {
-            assert!(Instant::now() < deadline, "no place became free");
-        }
-        self.metric(name).await
-    }
-
     /// The counters and gauges of `/metrics`, by their full name.
     pub async fn metric(&self, name: &str) -> f64 {
-        let text = self.client().await.get("/metrics", TOKEN).await.unwrap();
-        let text = String::from_utf8(text.body.to_vec()).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("no metric {name} in\n{text}")).parse().unwrap()
+        metric(&mut self.client().await, name).await
     }
+}
+
+/// A counter or gauge of `/metrics`, by its full name.
+pub async fn metric(client: &mut Client, name: &str) -> f64 {
+    let text = client.get("/metrics", TOKEN).await.unwrap();
+    let text = String::from_utf8(text.body.to_vec()).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no metric {name} in\n{text}")).parse().unwrap()
 }
 
 pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {

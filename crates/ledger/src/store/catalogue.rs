@@ -3,18 +3,19 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stampede_core::ports::{Catalogue, Created, LedgerError, Replaced, Result, ShopFilter};
+use stampede_core::ports::{Catalogue, Created, LedgerError, Replaced, Result, ShopFilter, ShopPage};
 use stampede_core::{Money, Shop, ShopId, ShopType, ShopTypeId, Voucher, VoucherId, VoucherKind};
 
+use super::shop_search::{delete_pieces, fold, insert_pieces};
 use super::{Store, again, unreadable};
 use crate::db::{Arg, Row, Tx, args};
 
-const SHOPS: &str = "SELECT id, type_id, name, address FROM shop WHERE";
+pub(super) const SHOPS: &str = "SELECT id, type_id, name, address FROM shop WHERE";
 const VOUCHERS: &str =
     "SELECT id, shop_id, kind, title, subtitle, rules, price_cents, worth_cents, on_shelf FROM voucher WHERE";
 
 /// The shop in a row of [`SHOPS`].
-fn read_shop(row: &Row) -> Result<Shop> {
+pub(super) fn read_shop(row: &Row) -> Result<Shop> {
     Ok(Shop {
         id: ShopId::new(row.int(0)?).map_err(|_| unreadable("a shop"))?,
         type_id: ShopTypeId::new(row.int(1)?).map_err(|_| unreadable("a shop"))?,
@@ -39,29 +40,46 @@ fn read_voucher(row: &Row) -> Result<Voucher> {
     })
 }
 
-/// A part of a text, for LIKE with `ESCAPE '!'`: what means something to LIKE means only itself.
-fn part(text: &str) -> String {
-    let mut pattern = String::with_capacity(text.len() + 8);
-    pattern.push('%');
-    for letter in text.chars() {
-        if matches!(letter, '%' | '_' | '!') {
-            pattern.push('!');
-        }
-        pattern.push(letter);
-    }
-    pattern.push('%');
-    pattern
-}
-
 impl Store {
-    /// An insert under a parent that must be there.
-    async fn create(&self, parent: &str, parent_id: i64, insert: &str, values: &[Arg<'_>]) -> Result<Created> {
+    /// A transaction that holds the parent of what is to be made; `None` if there is no such parent.
+    async fn begin_under(&self, parent: &str, id: i64) -> Result<Option<Tx>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
-        if tx.row(&format!("SELECT id FROM {parent} WHERE id = ?{lock}"), args![parent_id]).await?.is_none() {
+        if tx.row(&format!("SELECT id FROM {parent} WHERE id = ?{lock}"), args![id]).await?.is_none() {
             tx.roll_back().await?;
-            return Ok(Created::NoParent);
+            return Ok(None);
         }
+        Ok(Some(tx))
+    }
+
+    async fn insert_shop(&self, shop: &Shop) -> Result<Created> {
+        let Some(mut tx) = self.begin_under("shop_type", shop.type_id.get()).await? else {
+            return Ok(Created::NoParent);
+        };
+        let insert = "INSERT INTO shop (id, type_id, name, folded_name, address) VALUES (?, ?, ?, ?, ?)";
+        let (name, folded, address) = (shop.name.as_str(), fold(&shop.name), shop.address.as_str());
+        tx.execute(insert, args![shop.id.get(), shop.type_id.get(), name, folded.as_str(), address]).await?;
+        insert_pieces(&mut tx, shop).await?;
+        tx.commit().await?;
+        Ok(Created::Done)
+    }
+
+    async fn insert_voucher(&self, voucher: &Voucher) -> Result<Created> {
+        let Some(mut tx) = self.begin_under("shop", voucher.shop.get()).await? else { return Ok(Created::NoParent) };
+        let insert =
+            "INSERT INTO voucher (id, shop_id, kind, title, subtitle, rules, price_cents, worth_cents, on_shelf)
+                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        let values = args![
+            voucher.id.get(),
+            voucher.shop.get(),
+            voucher.kind.as_str(),
+            voucher.title.as_str(),
+            voucher.subtitle.as_str(),
+            voucher.rules.as_str(),
+            voucher.price.cents(),
+            voucher.worth.cents(),
+            i64::from(voucher.on_shelf),
+        ];
         tx.execute(insert, values).await?;
         tx.commit().await?;
         Ok(Created::Done)
@@ -76,10 +94,13 @@ impl Store {
             (None, _) => Replaced::NoSuch,
             (_, None) => Replaced::NoParent,
             (Some(held), Some(_)) => {
-                let update = "UPDATE shop SET type_id = ?, name = ?, address = ? WHERE id = ?";
-                let (name, address) = (shop.name.as_str(), shop.address.as_str());
-                tx.execute(update, args![shop.type_id.get(), name, address, shop.id.get()]).await?;
-                Replaced::Done(read_shop(&held)?)
+                let held = read_shop(&held)?;
+                let update = "UPDATE shop SET type_id = ?, name = ?, folded_name = ?, address = ? WHERE id = ?";
+                let (name, folded, address) = (shop.name.as_str(), fold(&shop.name), shop.address.as_str());
+                tx.execute(update, args![shop.type_id.get(), name, folded.as_str(), address, shop.id.get()]).await?;
+                delete_pieces(&mut tx, &held).await?;
+                insert_pieces(&mut tx, shop).await?;
+                Replaced::Done(held)
             }
         };
         tx.commit().await?;
@@ -131,9 +152,7 @@ impl Catalogue for Store {
     }
 
     async fn create_shop(&self, shop: &Shop) -> Result<Created> {
-        let insert = "INSERT INTO shop (id, type_id, name, address) VALUES (?, ?, ?, ?)";
-        let values = args![shop.id.get(), shop.type_id.get(), shop.name.as_str(), shop.address.as_str()];
-        again!(self.create("shop_type", shop.type_id.get(), insert, values))
+        again!(self.insert_shop(shop))
     }
 
     async fn edit_shop(&self, shop: &Shop) -> Result<Replaced<Shop>> {
@@ -145,40 +164,26 @@ impl Catalogue for Store {
         row.as_ref().map(read_shop).transpose()
     }
 
-    async fn shops(&self, filter: &ShopFilter) -> Result<Vec<Shop>> {
+    async fn shops(&self, filter: &ShopFilter) -> Result<ShopPage> {
+        if let Some(name) = &filter.name {
+            return self.search_shops(filter, name).await;
+        }
         let mut sql = format!("{SHOPS} id < ?");
         let before = filter.before.map_or(i64::MAX, ShopId::get);
-        let pattern = filter.name.as_deref().map(part);
         let mut values = vec![Arg::from(before)];
         if let Some(type_id) = filter.type_id {
             sql.push_str(" AND type_id = ?");
             values.push(type_id.get().into());
         }
-        if let Some(pattern) = &pattern {
-            sql.push_str(" AND LOWER(name) LIKE LOWER(?) ESCAPE '!'");
-            values.push(pattern.as_str().into());
-        }
         sql.push_str(" ORDER BY id DESC LIMIT ?");
         values.push(filter.limit.into());
-        self.db.rows(&sql, &values).await?.iter().map(read_shop).collect()
+        let shops = self.db.rows(&sql, &values).await?.iter().map(read_shop).collect::<Result<Vec<_>>>()?;
+        let next = shops.last().filter(|_| shops.len() == filter.limit as usize).map(|shop| shop.id);
+        Ok(ShopPage { shops, next })
     }
 
     async fn create_voucher(&self, voucher: &Voucher) -> Result<Created> {
-        let insert =
-            "INSERT INTO voucher (id, shop_id, kind, title, subtitle, rules, price_cents, worth_cents, on_shelf)
-                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
-        let values = args![
-            voucher.id.get(),
-            voucher.shop.get(),
-            voucher.kind.as_str(),
-            voucher.title.as_str(),
-            voucher.subtitle.as_str(),
-            voucher.rules.as_str(),
-            voucher.price.cents(),
-            voucher.worth.cents(),
-            i64::from(voucher.on_shelf),
-        ];
-        again!(self.create("shop", voucher.shop.get(), insert, values))
+        again!(self.insert_voucher(voucher))
     }
 
     async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced<Voucher>> {

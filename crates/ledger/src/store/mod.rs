@@ -18,6 +18,7 @@ mod quarantine;
 mod record;
 mod sales;
 mod settle;
+mod shop_search;
 
 use std::time::Duration;
 

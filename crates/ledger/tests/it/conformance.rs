@@ -4,9 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use stampede_core::ids::WorkerId;
-use stampede_core::ports::{
-    Admitted, CodeTry, Created, Edited, Recorded, Replaced, SaleDraft, Session, SessionId, ShopFilter, Stepped,
-};
+use stampede_core::ports::{Admitted, CodeTry, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped};
 use stampede_core::*;
 use stampede_ledger::Stores;
 
@@ -18,7 +16,8 @@ macro_rules! suite {
             creates_only_under_a_parent, leases_never_overlap, a_code_is_tried_few_times_and_used_once,
             sessions_slide_and_end, quarantined_orders_keep_their_mark_until_an_operator_acts,
             quarantine_yields_to_rows_epochs_and_stock, a_cancellation_is_never_older_than_its_order,
-            orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows, shops_are_searched_and_edited);
+            orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows, shops_are_searched_and_edited,
+            a_search_looks_at_so_many_shops_and_no_more);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -32,8 +31,10 @@ pub(crate) use suite;
 
 mod own_orders;
 mod quarantine;
+mod shops;
 pub use own_orders::*;
 pub use quarantine::*;
+pub use shops::*;
 
 const NOW: Timestamp = Timestamp::from_ms(1_800_000_000_000);
 const E1: Epoch = Epoch(1);
@@ -401,69 +402,4 @@ pub async fn a_missing_sale_is_poison(stores: &Stores) {
 
 pub async fn the_audit_log_only_grows(stores: &Stores) {
     crate::audit::only_grows(stores).await;
-}
-
-pub async fn shops_are_searched_and_edited(stores: &Stores) {
-    let catalogue = &stores.catalogue;
-    let types = catalogue.shop_types().await.unwrap();
-    assert!(types.len() >= 2);
-    let shop = |n, kind: usize, name: &str| Shop {
-        id: ShopId::new(n).unwrap(),
-        type_id: types[kind].id,
-        name: name.into(),
-        address: "a".into(),
-    };
-    let all = [shop(1, 0, "Tea 100%"), shop(2, 0, "tea_house"), shop(3, 1, "TEA!"), shop(4, 1, "茶馆")];
-    for one in &all {
-        assert_eq!(catalogue.create_shop(one).await.unwrap(), Created::Done);
-    }
-    let find = async |type_id: Option<usize>, name: Option<&str>, before: Option<i64>, limit| {
-        let filter = ShopFilter {
-            type_id: type_id.map(|kind| types[kind].id),
-            name: name.map(str::to_owned),
-            before: before.map(|id| ShopId::new(id).unwrap()),
-            limit,
-        };
-        let found = catalogue.shops(&filter).await.unwrap();
-        found.iter().map(|shop| shop.id.get()).collect::<Vec<_>>()
-    };
-    assert_eq!(find(None, None, None, 10).await, [4, 3, 2, 1]);
-    assert_eq!(find(None, None, Some(4), 2).await, [3, 2]);
-    assert_eq!(find(Some(0), None, None, 10).await, [2, 1]);
-    assert_eq!(find(None, Some("tea"), None, 10).await, [3, 2, 1]);
-    assert_eq!(find(Some(1), Some("tea"), None, 10).await, [3]);
-    for (text, id) in [("%", 1), ("_", 2), ("!", 3), ("茶", 4)] {
-        assert_eq!(find(None, Some(text), None, 10).await, [id], "{text} means only itself");
-    }
-    assert!(find(None, Some("' OR 1=1 --"), None, 10).await.is_empty());
-
-    let edited = Shop { name: "Coffee".into(), type_id: types[1].id, ..all[0].clone() };
-    assert_eq!(catalogue.edit_shop(&edited).await.unwrap(), Replaced::Done(all[0].clone()));
-    assert_eq!(catalogue.shop(edited.id).await.unwrap(), Some(edited.clone()));
-    assert_eq!(catalogue.edit_shop(&shop(9, 0, "x")).await.unwrap(), Replaced::NoSuch);
-    let nowhere = Shop { type_id: ShopTypeId::new(404).unwrap(), ..edited.clone() };
-    assert_eq!(catalogue.edit_shop(&nowhere).await.unwrap(), Replaced::NoParent);
-
-    let voucher = |n, title: &str, on_shelf| Voucher {
-        id: VoucherId::new(n).unwrap(),
-        shop: edited.id,
-        kind: VoucherKind::Ordinary,
-        title: title.into(),
-        subtitle: "s".into(),
-        rules: "r".into(),
-        price: Money::from_cents(1).unwrap(),
-        worth: Money::from_cents(2).unwrap(),
-        on_shelf,
-    };
-    for one in [voucher(1, "one", true), voucher(2, "two", true)] {
-        assert_eq!(catalogue.create_voucher(&one).await.unwrap(), Created::Done);
-    }
-    let shelved = catalogue.shelve_voucher(VoucherId::new(2).unwrap(), false).await.unwrap();
-    assert_eq!(shelved, Replaced::Done(voucher(2, "two", true)));
-    assert_eq!(catalogue.shelve_voucher(VoucherId::new(3).unwrap(), false).await.unwrap(), Replaced::NoSuch);
-    let replaced = catalogue.edit_voucher(&voucher(2, "zwei", true)).await.unwrap();
-    assert_eq!(replaced, Replaced::Done(voucher(2, "two", false)));
-    assert_eq!(catalogue.edit_voucher(&voucher(3, "x", true)).await.unwrap(), Replaced::NoSuch);
-    let listed = catalogue.vouchers_of(edited.id).await.unwrap();
-    assert_eq!(listed, [voucher(2, "zwei", false), voucher(1, "one", true)]);
 }

@@ -18,9 +18,19 @@ CREATE TABLE shop (
     id      BIGINT PRIMARY KEY,
     type_id BIGINT NOT NULL,
     name    VARCHAR(128) NOT NULL,
+    -- In lower case, as it is searched; a character may become two.
+    folded_name VARCHAR(256) NOT NULL,
     address VARCHAR(255) NOT NULL,
     FOREIGN KEY (type_id) REFERENCES shop_type (id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The pieces of one, two and three characters of every shop's folded name: searching for a part of a name reads these.
+-- Bytes, because MySQL's texts are equal if they differ in spaces at the end alone.
+CREATE TABLE shop_gram (
+    gram    VARBINARY(12) NOT NULL,
+    shop_id BIGINT NOT NULL,
+    PRIMARY KEY (gram, shop_id)
+) ENGINE = InnoDB;
 
 CREATE TABLE voucher (
     id          BIGINT PRIMARY KEY,

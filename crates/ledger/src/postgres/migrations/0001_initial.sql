@@ -18,7 +18,16 @@ CREATE TABLE shop (
     id      BIGINT PRIMARY KEY,
     type_id BIGINT NOT NULL REFERENCES shop_type (id),
     name    TEXT    NOT NULL,
+    -- In lower case, as it is searched.
+    folded_name TEXT NOT NULL,
     address TEXT    NOT NULL
+);
+
+-- The pieces of one, two and three characters of every shop's folded name: searching for a part of a name reads these.
+CREATE TABLE shop_gram (
+    gram    TEXT COLLATE "C" NOT NULL,
+    shop_id BIGINT NOT NULL,
+    PRIMARY KEY (gram, shop_id)
 );
 
 CREATE TABLE voucher (

@@ -18,8 +18,17 @@ CREATE TABLE shop (
     id      INTEGER PRIMARY KEY,
     type_id INTEGER NOT NULL REFERENCES shop_type (id),
     name    TEXT    NOT NULL,
+    -- In lower case, as it is searched.
+    folded_name TEXT NOT NULL,
     address TEXT    NOT NULL
 ) STRICT;
+
+-- The pieces of one, two and three characters of every shop's folded name: searching for a part of a name reads these.
+CREATE TABLE shop_gram (
+    gram    TEXT    NOT NULL,
+    shop_id INTEGER NOT NULL,
+    PRIMARY KEY (gram, shop_id)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE voucher (
     id          INTEGER PRIMARY KEY,

@@ -1,0 +1,79 @@
+//! File descriptors: as many as the system grants, and no more connections than there are descriptors for.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use stampede_http::ServerConfig;
+use stampede_http::server::MAX_REFUSALS;
+
+/// What the process itself needs: the database's connections or files, listeners, the runtime, the log, the webhook.
+const OWN: u64 = 96;
+/// Fewer connections than this are never set, however low the limit is.
+const LEAST: usize = 16;
+
+/// Raises the soft limit of open files to the hard one. The limit now; `None` if there is none.
+pub fn raise_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return limit.current;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        Ok(()) => limit.maximum,
+        Err(error) => {
+            tracing::warn!(%error, limit = limit.current, "cannot raise the limit of open files");
+            limit.current
+        }
+    }
+}
+
+/// Lowers the bounds of connections to what the limit of open files has room for, with so many listeners.
+pub fn fit(server: &mut ServerConfig, limit: Option<u64>, listeners: usize) {
+    let Some(limit) = limit else { return };
+    let spare = usize::try_from(limit.saturating_sub(OWN)).unwrap_or(usize::MAX);
+    let room = (spare / listeners).saturating_sub(MAX_REFUSALS).max(LEAST);
+    let wanted = server.max_connections;
+    if wanted <= room {
+        return;
+    }
+    server.max_connections = room;
+    // One address keeps its share: otherwise a lower limit would let it take everything.
+    let share = server.max_connections_per_address.saturating_mul(room) / wanted;
+    server.max_connections_per_address = share.clamp(1, room);
+    tracing::warn!(
+        limit,
+        wanted,
+        max_connections = server.max_connections,
+        max_connections_per_address = server.max_connections_per_address,
+        "http.max_connections is lowered: the limit of open files (ulimit -n) has no room for more"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn fitted(max: usize, per_address: usize, limit: Option<u64>, listeners: usize) -> (usize, usize) {
+        let mut server = ServerConfig {
+            tls: None,
+            hsts: false,
+            cors_origins: Vec::new(),
+            max_connections: max,
+            max_connections_per_address: per_address,
+            head_within: Duration::ZERO,
+            answer_within: Duration::ZERO,
+            drain_within: Duration::ZERO,
+        };
+        fit(&mut server, limit, listeners);
+        (server.max_connections, server.max_connections_per_address)
+    }
+
+    #[test]
+    fn connections_fit_into_the_limit_and_an_address_keeps_its_share() {
+        assert_eq!(fitted(10_000, 1_000, None, 1), (10_000, 1_000));
+        assert_eq!(fitted(10_000, 1_000, Some(20_000), 1), (10_000, 1_000));
+        assert_eq!(fitted(10_000, 1_000, Some(1_024), 1), (800, 80));
+        assert_eq!(fitted(10_000, 1_000, Some(1_024), 2), (336, 33));
+        assert_eq!(fitted(10_000, 1_000, Some(64), 1), (16, 1));
+        assert_eq!(fitted(200_000, 200_000, Some(20_000), 1), (19_776, 19_776));
+    }
+}
