@@ -50,6 +50,8 @@ enum Command {
     ///
     /// Settings come from the compiled-in defaults (config/default.toml in the source), then the file given with --config, then
     /// the environment (STAMPEDE__HTTP__MAX_CONNECTIONS=500 sets http.max_connections), then these flags.
+    ///
+    /// SIGTERM and SIGINT stop it gracefully; SIGHUP reads administrator tokens, certificate and key again.
     Serve(serve::Serve),
     /// Bring the database's tables up to date and exit
     ///

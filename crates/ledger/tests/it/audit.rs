@@ -1,8 +1,9 @@
 //! The audit log: rows are only ever added, whoever writes to the database.
 
+use sqlx::{Connection as _, MySqlConnection, raw_sql};
 use stampede_core::Timestamp;
 use stampede_core::ports::{AuditFilter, AuditRow};
-use stampede_ledger::Stores;
+use stampede_ledger::{Database, Stores, open};
 
 /// The row `n` of the action `action_id`.
 pub fn row(n: i64, action_id: i64, target: &str, outcome: &str) -> AuditRow {
@@ -82,3 +83,24 @@ pub const REFUSED: &[&str] = &[
 pub const REPLACE: &str =
     "REPLACE INTO audit (id, action_id, at, actor, address, request_id, action, target, outcome, detail)
     VALUES (1, 1, 1, 'bob', '', '', '', '', '', '')";
+
+/// MySQL's default: a binary log, and an application account without SUPER, which then may not create triggers. The first open
+/// says what to do; once an account that may has made them, the application's account goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn triggers_need_an_account_that_may_create_them() {
+    let options = &["--log-bin=binlog", "--server-id=1", "--sync-binlog=1"];
+    let server = stampede_testkit::mariadb::start_with(options).unwrap();
+    let root = stampede_testkit::mariadb::create_database(&server, "shop").unwrap();
+    let mut administrator = MySqlConnection::connect(&root).await.unwrap();
+    let account = "CREATE USER app@'127.0.0.1' IDENTIFIED BY 'word'; GRANT ALL ON shop.* TO app@'127.0.0.1'";
+    raw_sql(account).execute(&mut administrator).await.unwrap();
+    let app = format!("mysql://app:word@127.0.0.1:{}/shop", server.port());
+    let open = async |url: &str| open(&Database::parse(url).unwrap()).await;
+    for _ in 0..2 {
+        let error = open(&app).await.unwrap_err().to_string();
+        assert!(error.contains("stampede migrate") && error.contains("log_bin_trust_function_creators"), "{error}");
+    }
+    open(&root).await.unwrap().ledger.close().await;
+    let stores = open(&app).await.unwrap();
+    cannot_be_changed!(MySqlConnection, &stores, &app, refused: REFUSED, ignored: &[] as &[&str]);
+}
