@@ -1,7 +1,10 @@
 //! Sliding-window rate limits in bounded memory.
 //!
 //! - [`local`]: inside one process
+//! - [`network`]: addresses that count as one
 
 pub mod local;
+pub mod network;
 
 pub use local::{Limit, SlidingWindow};
+pub use network::network;

@@ -12,7 +12,7 @@ use std::collections::hash_map::{Entry, RandomState};
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const SHARDS: usize = 16;
@@ -56,12 +56,22 @@ impl<K: Eq + Hash> SlidingWindow<K> {
 
     /// Counts one for `key`, unless it has had enough: then the time to wait before it is worth asking again.
     pub fn check(&self, key: K) -> Result<(), Duration> {
-        self.check_at(key, Instant::now())
+        self.check_up_to(key, self.limit.count)
+    }
+
+    /// The same with a count of its own for this key, such as a share of the whole.
+    pub fn check_up_to(&self, key: K, count: u32) -> Result<(), Duration> {
+        self.check_at(key, count, Instant::now())
+    }
+
+    /// Takes one back that was counted for `key`: what it was counted for did not happen, or does not count after all.
+    pub fn undo(&self, key: &K) {
+        self.undo_at(key, Instant::now());
     }
 
     /// Says what [`check`](Self::check) would say, and counts nothing.
     pub fn peek(&self, key: K) -> Result<(), Duration> {
-        self.decide(key, Instant::now(), false)
+        self.decide(key, self.limit.count, Instant::now(), false)
     }
 
     /// How many were let through uncounted, because the memory was full.
@@ -69,31 +79,39 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         self.let_through.load(Ordering::Relaxed)
     }
 
-    fn check_at(&self, key: K, now: Instant) -> Result<(), Duration> {
-        self.decide(key, now, true)
-    }
-
-    fn decide(&self, key: K, now: Instant, count: bool) -> Result<(), Duration> {
-        let length = self.limit.window.as_secs_f64();
-        let elapsed = now.saturating_duration_since(self.start).as_secs_f64() / length;
-        let (window, into) = (elapsed.trunc(), elapsed.fract());
+    /// Which window it is now, and how much of it has passed, from 0 to 1.
+    fn window_at(&self, now: Instant) -> (u64, f64) {
+        let elapsed = now.saturating_duration_since(self.start).as_secs_f64() / self.limit.window.as_secs_f64();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a whole number of windows, never negative"
         )]
-        let window = window as u64;
+        let window = elapsed.trunc() as u64;
+        (window, elapsed.fract())
+    }
 
-        let place = usize::try_from(self.hasher.hash_one(&key) % SHARDS as u64).unwrap_or(0);
+    /// The shard of a key, turned to this window.
+    fn shard(&self, key: &K, window: u64) -> MutexGuard<'_, Shard<K>> {
+        let place = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
         let mut shard = self.shards[place].lock().unwrap_or_else(PoisonError::into_inner);
         shard.turn_to(window);
+        shard
+    }
 
+    fn check_at(&self, key: K, allowed: u32, now: Instant) -> Result<(), Duration> {
+        self.decide(key, allowed, now, true)
+    }
+
+    fn decide(&self, key: K, allowed: u32, now: Instant, count: bool) -> Result<(), Duration> {
+        let (window, into) = self.window_at(now);
+        let mut shard = self.shard(&key, window);
         let shard = &mut *shard;
         let before = f64::from(shard.previous.get(&key).copied().unwrap_or(0));
         let held = shard.present.len();
         let present = shard.present.entry(key);
         let counted = f64::from(if let Entry::Occupied(count) = &present { *count.get() } else { 0 });
-        let allowed = f64::from(self.limit.count);
+        let allowed = f64::from(allowed);
         if counted + before * (1.0 - into) + 1.0 > allowed {
             // Either the previous window slides out far enough, or we wait for the next one.
             let until = if counted + 1.0 <= allowed && before > 0.0 {
@@ -101,7 +119,7 @@ impl<K: Eq + Hash> SlidingWindow<K> {
             } else {
                 1.0 - into
             };
-            return Err(Duration::from_secs_f64((until * length).max(0.001)));
+            return Err(Duration::from_secs_f64((until * self.limit.window.as_secs_f64()).max(0.001)));
         }
         if !count {
             return Ok(());
@@ -112,6 +130,19 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         }
         *present.or_insert(0) += 1;
         Ok(())
+    }
+
+    fn undo_at(&self, key: &K, now: Instant) {
+        let (window, _) = self.window_at(now);
+        let mut shard = self.shard(key, window);
+        let shard = &mut *shard;
+        // The window may have turned since it was counted.
+        for counts in [&mut shard.present, &mut shard.previous] {
+            if let Some(count) = counts.get_mut(key).filter(|count| **count > 0) {
+                *count -= 1;
+                return;
+            }
+        }
     }
 }
 
@@ -175,13 +206,39 @@ mod tests {
         let mut now = limits.start;
         let mut passed = 0;
         for _ in 0..200 {
-            match limits.check_at("a", now) {
+            match limits.check_at("a", 5, now) {
                 Ok(()) => passed += 1,
                 Err(wait) => now += wait + Duration::from_millis(1),
             }
         }
         let windows = now.duration_since(limits.start).as_secs_f64();
         assert!(passed > 50, "{passed} passed in {windows} windows");
+    }
+
+    #[test]
+    fn a_share_is_counted_by_its_own_bound() {
+        let limits = SlidingWindow::new(limit(4, 60_000), 100);
+        limits.check_up_to("share", 2).unwrap();
+        limits.check_up_to("share", 2).unwrap();
+        limits.check_up_to("share", 2).unwrap_err();
+        limits.check("share").unwrap();
+    }
+
+    #[test]
+    fn what_is_taken_back_can_be_had_again() {
+        let limits = SlidingWindow::new(limit(2, 1000), 100);
+        let at = |ms| limits.start + Duration::from_millis(ms);
+        limits.undo(&"a"); // never counted: nothing to take back
+        for ms in [0, 10] {
+            limits.check_at("a", 2, at(ms)).unwrap();
+        }
+        limits.check_at("a", 2, at(20)).unwrap_err();
+        limits.undo_at(&"a", at(30));
+        limits.check_at("a", 2, at(40)).unwrap();
+        // In the next window, too, what was counted in this one can be taken back.
+        limits.check_at("a", 2, at(1010)).unwrap_err();
+        limits.undo_at(&"a", at(1020));
+        limits.check_at("a", 2, at(1030)).unwrap();
     }
 
     #[test]
@@ -203,7 +260,7 @@ mod tests {
             let (mut at_ms, mut passed) = (0, Vec::new());
             for gap in gaps {
                 at_ms += gap;
-                if limits.check_at((), limits.start + Duration::from_millis(at_ms)).is_ok() {
+                if limits.check_at((), count, limits.start + Duration::from_millis(at_ms)).is_ok() {
                     passed.push(at_ms);
                 }
             }
