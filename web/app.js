@@ -2,7 +2,7 @@ const WORDS = {
   en: {
     sales: 'Sales', noSales: 'No sales at the moment.', loading: 'Loading…',
     logIn: 'Log in', logOut: 'Log out', phone: 'Mobile number', getCode: 'Get code', code: 'Code',
-    codeSent: 'We have sent you a code.', demoCode: (code) => `Demo mode, your code is ${code}.`,
+    codeSent: 'We have sent you a code.', solving: 'One moment…', demoCode: (code) => `Demo mode, your code is ${code}.`,
     loginFirst: 'Please log in first.',
     buy: 'Buy', buying: 'Buying…', bought: 'It is yours!', already: 'You already have it.',
     again: (s) => `Busy. Trying again in ${s} s…`,
@@ -20,7 +20,7 @@ const WORDS = {
   zh: {
     sales: '限时抢购', noSales: '暂无活动。', loading: '加载中…',
     logIn: '登录', logOut: '退出', phone: '手机号', getCode: '获取验证码', code: '验证码',
-    codeSent: '验证码已发送。', demoCode: (code) => `演示模式，您的验证码是 ${code}。`,
+    codeSent: '验证码已发送。', solving: '请稍候…', demoCode: (code) => `演示模式，您的验证码是 ${code}。`,
     loginFirst: '请先登录。',
     buy: '抢购', buying: '抢购中…', bought: '抢到了！', already: '您已经抢到了。',
     again: (s) => `当前人多，${s} 秒后自动重试…`,
@@ -65,6 +65,7 @@ let orders = null; // Map by id; null: not loaded yet
 let clockOffset = 0; // server clock minus ours, in ms
 let trouble = null; // why the last poll failed
 let codePhone = null; // the number the code was sent to
+let challenge = null; // names the request for that code
 const buying = new Set();
 const cancelling = new Set();
 
@@ -127,7 +128,7 @@ async function poll() {
   polling = true;
   try {
     const asked = Date.now();
-    const data = await api('GET', path('sales'), undefined, null); // public: no token
+    const data = await api('GET', path('sales')); // public, but with the token: browsing keeps the session alive
     clockOffset = Date.parse(data.server_time) - (asked + Date.now()) / 2;
     sales = data.sales;
     const waiting = [...(orders?.values() ?? [])].some((order) => order.status === 'pending');
@@ -248,16 +249,44 @@ function onSubmit(form, input, action) {
 }
 
 function forgetCode() {
-  codePhone = null;
+  codePhone = challenge = null;
   $('code').value = '';
   $('code-note').textContent = '';
   $('code-form').hidden = true;
 }
 
+/** Asks for a code; solves a puzzle first if the shop wants one. */
+async function requestCode(phone) {
+  const ask = (proof) => api('POST', path('login', 'codes'), { phone, ...proof });
+  try {
+    return await ask();
+  } catch (error) {
+    if (error.body?.code !== 'proof_required') throw error;
+  }
+  $('code-note').textContent = t.solving;
+  const { puzzle, bits } = await api('GET', path('login', 'puzzle'));
+  return ask({ puzzle, answer: await solve(puzzle, phone, bits) });
+}
+
+/** The first number for which the SHA-256 of `puzzle:phone:number` begins with `bits` zero bits. */
+async function solve(puzzle, phone, bits) {
+  const encoder = new TextEncoder();
+  const isSolved = async (answer) => {
+    const hash = await crypto.subtle.digest('SHA-256', encoder.encode(`${puzzle}:${phone}:${answer}`));
+    return new DataView(hash).getUint32(0) / 2 ** (32 - bits) < 1;
+  };
+  for (let from = 0; ; from += 256) { // many at once: each hash is a task of its own
+    const answers = Array.from({ length: 256 }, (_, n) => from + n);
+    const solved = await Promise.all(answers.map(isSolved));
+    if (solved.includes(true)) return String(answers[solved.indexOf(true)]);
+  }
+}
+
 onSubmit($('phone-form'), $('phone'), async (phone) => {
-  const answer = await api('POST', path('login', 'codes'), { phone });
+  const answer = await requestCode(phone).finally(() => { $('code-note').textContent = ''; });
   if ($('phone').value.trim() !== phone) return;
   codePhone = phone;
+  challenge = answer.challenge;
   $('code-form').hidden = false;
   $('code').value = answer.demo_code ?? '';
   $('code-note').textContent = answer.demo_code ? t.demoCode(answer.demo_code) : t.codeSent;
@@ -266,7 +295,7 @@ onSubmit($('phone-form'), $('phone'), async (phone) => {
 $('phone').addEventListener('input', forgetCode);
 
 onSubmit($('code-form'), $('code'), async (code) => {
-  const answer = await api('POST', path('login'), { phone: codePhone, code });
+  const answer = await api('POST', path('login'), { phone: codePhone, code, challenge });
   forgetCode();
   setToken(answer.token, answer.user);
   $('mine-title').focus({ preventScroll: true });

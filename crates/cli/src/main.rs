@@ -26,6 +26,7 @@ mod redact;
 mod reload;
 mod sender;
 mod serve;
+mod session_key;
 mod settings;
 mod webhook;
 

@@ -23,6 +23,7 @@ use crate::demo;
 use crate::descriptors;
 use crate::reload::Reload;
 use crate::sender::Console;
+use crate::session_key;
 use crate::settings::{Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
 use crate::webhook::Webhook;
 
@@ -74,6 +75,7 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
         data_dir.make_admin_token()?;
     }
     let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
+    let session_keys = session_key::load(&settings.login.session_key_file)?;
     let certificate = settings.certificate()?;
     let (trusted_proxies, mut server) = (settings.trusted_proxies()?, settings.server(certificate.as_ref())?);
     let addresses = std::iter::once(settings.listen).chain(admin_listen);
@@ -98,15 +100,16 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
     let metrics = start_metrics()?;
     let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
     opened();
-    let console = (demo || settings.login.sender == SenderKind::Console).then(|| Arc::new(Console::default()));
-    let sender = match (&console, settings.login.sender) {
-        (Some(console), _) => Some(console.clone() as Arc<dyn Sender>),
-        (None, SenderKind::Webhook) => Some(Arc::new(start_webhook(&settings.login)?) as Arc<dyn Sender>),
-        (None, SenderKind::None | SenderKind::Console) => None,
+    let sender = match settings.login.sender {
+        _ if demo => Some(Arc::new(Console) as Arc<dyn Sender>),
+        SenderKind::Console => Some(Arc::new(Console) as Arc<dyn Sender>),
+        SenderKind::Webhook => Some(Arc::new(start_webhook(&settings.login)?) as Arc<dyn Sender>),
+        SenderKind::None => None,
     };
-    let engine = Engine::start(settings.engine(&database, demo), stores, Arc::new(SystemClock), sender).await?;
-    if let Some(console) = console.as_deref().filter(|_| demo) {
-        demo::fill(&engine, console).await?;
+    let config = settings.engine(&database, session_keys, demo);
+    let engine = Engine::start(config, stores, Arc::new(SystemClock), sender).await?;
+    if demo {
+        demo::fill(&engine).await?;
     }
 
     let config = Config {

@@ -11,7 +11,7 @@ use clap::Args;
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::solo::SoloConfig;
-use stampede_engine::{Config as EngineConfig, PeopleConfig};
+use stampede_engine::{Config as EngineConfig, PeopleConfig, SendBudgets, SessionKeys};
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
@@ -19,6 +19,8 @@ use stampede_ledger::Database;
 use crate::redact::{SecretUrl, without_credentials};
 
 const DEFAULTS: &str = include_str!("../../../config/default.toml");
+
+const DAY_MS: u64 = 24 * 3600 * 1000;
 
 /// Where to look for settings, and the few that have flags. What is not given keeps its setting.
 #[derive(Debug, Args)]
@@ -185,10 +187,19 @@ pub struct Login {
     pub webhook_url: SecretUrl,
     pub webhook_secret_file: String,
     session_ttl_ms: u64,
+    session_lifetime_ms: u64,
+    sessions_per_user: usize,
     session_memory: u64,
+    pub session_key_file: String,
     code_ttl_ms: u64,
     code_tries: u32,
     codes_per_phone: Limit,
+    codes_per_phone_day: Limit,
+    codes_per_address: Limit,
+    codes_per_ipv6_56: Limit,
+    codes_per_ipv6_48: Limit,
+    codes_per_shop: Limit,
+    proof_of_work_bits: u8,
     pub per_ip: Limit,
 }
 
@@ -258,9 +269,16 @@ impl Settings {
             ("buy.per_user.window_ms", self.buy.per_user.window_ms),
             ("buy.per_ip.window_ms", self.buy.per_ip.window_ms),
             ("login.session_ttl_ms", self.login.session_ttl_ms),
+            ("login.session_lifetime_ms", self.login.session_lifetime_ms),
+            ("login.sessions_per_user", self.login.sessions_per_user as u64),
             ("login.session_memory", self.login.session_memory),
             ("login.code_ttl_ms", self.login.code_ttl_ms),
             ("login.codes_per_phone.window_ms", self.login.codes_per_phone.window_ms),
+            ("login.codes_per_phone_day.window_ms", self.login.codes_per_phone_day.window_ms),
+            ("login.codes_per_address.window_ms", self.login.codes_per_address.window_ms),
+            ("login.codes_per_ipv6_56.window_ms", self.login.codes_per_ipv6_56.window_ms),
+            ("login.codes_per_ipv6_48.window_ms", self.login.codes_per_ipv6_48.window_ms),
+            ("login.codes_per_shop.window_ms", self.login.codes_per_shop.window_ms),
             ("login.per_ip.window_ms", self.login.per_ip.window_ms),
             ("limits.reads_per_ip.window_ms", self.limits.reads_per_ip.window_ms),
             ("limits.searches_per_ip.window_ms", self.limits.searches_per_ip.window_ms),
@@ -270,6 +288,12 @@ impl Settings {
         ];
         if self.buy.max_batch > 4096 {
             bail!("the settings are not right: buy.max_batch must be at most 4096");
+        }
+        if self.login.code_ttl_ms > DAY_MS {
+            bail!("the settings are not right: login.code_ttl_ms must be at most {DAY_MS}");
+        }
+        if self.login.proof_of_work_bits > 32 {
+            bail!("the settings are not right: login.proof_of_work_bits must be at most 32");
         }
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             bail!("the settings are not right: {name} must be at least 1");
@@ -350,7 +374,7 @@ impl Settings {
         })
     }
 
-    pub fn engine(&self, database: &Database, demo: bool) -> EngineConfig {
+    pub fn engine(&self, database: &Database, session_keys: Option<SessionKeys>, demo: bool) -> EngineConfig {
         let (buy, login) = (&self.buy, &self.login);
         EngineConfig {
             // An embedded database is ours alone: its lock is held.
@@ -364,11 +388,22 @@ impl Settings {
             },
             people: PeopleConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
+                session_lifetime: Duration::from_millis(login.session_lifetime_ms),
+                max_sessions: login.sessions_per_user,
                 session_memory: login.session_memory,
+                session_keys,
                 code_ttl: Duration::from_millis(login.code_ttl_ms),
                 code_tries: login.code_tries,
-                codes_per_phone: login.codes_per_phone.into(),
-                limit_memory: self.limits.memory,
+                budgets: SendBudgets {
+                    per_phone: login.codes_per_phone.into(),
+                    per_phone_day: login.codes_per_phone_day.into(),
+                    per_address: login.codes_per_address.into(),
+                    per_ipv6_56: login.codes_per_ipv6_56.into(),
+                    per_ipv6_48: login.codes_per_ipv6_48.into(),
+                    per_shop: login.codes_per_shop.into(),
+                    memory: self.limits.memory,
+                },
+                proof_of_work_bits: login.proof_of_work_bits,
                 show_codes: demo,
             },
         }

@@ -33,10 +33,14 @@ codes! {
     /// Known, but not allowed to do this.
     Forbidden = "forbidden",
     WrongCode = "wrong_code",
+    /// A puzzle must be solved before a code is sent.
+    ProofRequired = "proof_required",
+    AccountDisabled = "account_disabled",
     TooManyRequests = "too_many_requests",
     NoSuchSale = "no_such_sale",
     NoSuchOrder = "no_such_order",
     NoSuchSession = "no_such_session",
+    NoSuchUser = "no_such_user",
     NoSuchShop = "no_such_shop",
     NoSuchVoucher = "no_such_voucher",
     NoSuchShopType = "no_such_shop_type",

@@ -30,4 +30,4 @@ pub use money::Money;
 pub use order::{Order, OrderStatus, RejectReason};
 pub use sale::{Sale, SaleState, SaleStatus, Window};
 pub use shop::{NewSale, NewShop, NewVoucher, Shop, ShopType, Voucher, VoucherKind};
-pub use user::{Phone, User};
+pub use user::{LONG_CODES_AFTER, Phone, User};

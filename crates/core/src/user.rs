@@ -55,6 +55,9 @@ impl fmt::Debug for Phone {
     }
 }
 
+/// After so many tries at a phone's codes without a login, over all its challenges, new codes are longer until a login succeeds.
+pub const LONG_CODES_AFTER: u32 = 100;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub id: UserId,

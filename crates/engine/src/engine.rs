@@ -14,7 +14,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::error::Error;
-use crate::people::{People, PeopleConfig, Sender};
+use crate::login::Sender;
+use crate::people::{People, PeopleConfig};
 use crate::reads::Reads;
 use crate::sales::Shelf;
 use crate::solo::{Bought, Solo, SoloConfig};
@@ -95,7 +96,7 @@ impl Engine {
 
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
-        let (people, touched) = People::new(config.people, stores.accounts.clone(), clock.clone(), &key, sender);
+        let (people, touched) = People::new(config.people, stores.accounts.clone(), clock.clone(), key, sender);
 
         let owed = Arc::new(Notify::new());
         let mut workers = JoinSet::new();

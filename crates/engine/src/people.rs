@@ -1,64 +1,54 @@
-//! Login by a code sent to the phone, and sessions.
+//! Sessions: who is logged in, and for how long.
 //!
-//! A session is looked up in a bounded local memory first and in the ledger on a miss. Its expiry slides with every use; the
-//! new expiry is written behind, in batches, so that being logged in costs a request no write.
+//! A session is looked up in a bounded local memory first and in the ledger on a miss. Its expiry slides with every use, up to a
+//! lifetime that does not; the new expiry is written behind, in batches, so that being logged in costs a request no write. What
+//! the ledger does not have is remembered for a while, too.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
+use metrics::{Counter, counter};
 use rand::RngExt as _;
-use stampede_core::ports::{Accounts, CodeTry, Session, SessionId};
+use stampede_core::ports::{Account, Accounts, Disabled, LedgerError, Session, SessionId};
 use stampede_core::{Clock, Code, Phone, Timestamp, User, UserId};
-use stampede_limit::{Limit, SlidingWindow};
-use subtle::ConstantTimeEq as _;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
+use crate::audit::{Change, Outcome};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::login::Sender;
+use crate::proof_of_work::ProofOfWork;
+use crate::send_budget::{SendBudgets, SendLimiter};
 use crate::sessions::Sessions;
-use crate::token::Sealer;
-
-/// Brings a login code to its phone.
-#[async_trait]
-pub trait Sender: Send + Sync + fmt::Debug {
-    async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
-}
+use crate::token::{Sealer, SessionKeys};
 
 #[derive(Debug, Clone, Copy)]
 pub struct PeopleConfig {
+    /// A session ends this long after its last use.
     pub session_ttl: Duration,
+    /// A session ends this long after its login, however often it is used.
+    pub session_lifetime: Duration,
+    /// How many sessions a user has at most; the oldest end.
+    pub max_sessions: usize,
     /// How many sessions are kept in memory.
     pub session_memory: u64,
+    /// What tokens are sealed with; without, the ledger keeps a key.
+    pub session_keys: Option<SessionKeys>,
     pub code_ttl: Duration,
     /// How often one code may be tried.
     pub code_tries: u32,
-    pub codes_per_phone: Limit,
-    /// How many numbers the limits remember.
-    pub limit_memory: usize,
+    pub budgets: SendBudgets,
+    /// How hard the puzzle before a code is, in bits; 0: none.
+    pub proof_of_work_bits: u8,
     /// Show the code in the answer. Only for a demonstration on this machine.
     pub show_codes: bool,
 }
 
 #[derive(Debug)]
-pub struct CodeSent {
-    pub expires_in: Duration,
-    /// Only in a demonstration.
-    pub shown: Option<String>,
-}
-
-#[derive(Debug)]
-pub struct LoggedIn {
-    pub token: String,
-    pub user: User,
-    pub expires_at: Timestamp,
-}
-
-#[derive(Debug)]
 pub(crate) struct Known {
     user: UserId,
+    created_at: Timestamp,
     expires_at_ms: AtomicI64,
     /// The expiry that the ledger knows, or will soon.
     written_ms: AtomicI64,
@@ -77,39 +67,75 @@ impl Known {
 
 /// With other processes about, a session may be ended there: so the ledger is asked again this often.
 const CHECK_EVERY_MS: i64 = 2_000;
+/// How many sessions at once are read from the ledger for requests that do not wait for it.
+const MAX_LOOKUPS: usize = 64;
+
+/// A token whose seal is right. Whether its session is still open is not known yet.
+#[derive(Debug, Clone, Copy)]
+pub struct Proven {
+    pub user: UserId,
+    pub session: SessionId,
+}
 
 #[derive(Debug)]
 pub(crate) struct People {
-    config: PeopleConfig,
-    accounts: Arc<dyn Accounts>,
-    clock: Arc<dyn Clock>,
-    sealer: Sealer,
-    sender: Option<Arc<dyn Sender>>,
+    pub(crate) config: PeopleConfig,
+    pub(crate) accounts: Arc<dyn Accounts>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) sealer: Sealer,
+    pub(crate) sender: Option<Arc<dyn Sender>>,
+    pub(crate) budgets: SendLimiter,
+    pub(crate) proof_of_work: ProofOfWork,
     sessions: Arc<Sessions<Known>>,
     touched: mpsc::Sender<Session>,
-    codes_per_phone: SlidingWindow<Phone>,
+    lookups: Arc<Semaphore>,
+    /// How often the ledger was asked for a session.
+    asked: Counter,
 }
 
 impl People {
-    /// Also returns the sessions whose new expiry is to be written.
+    /// Also returns the sessions whose new expiry is to be written. `key` is the ledger's, for when the settings have none.
     pub(crate) fn new(
         config: PeopleConfig,
         accounts: Arc<dyn Accounts>,
         clock: Arc<dyn Clock>,
-        key: &[u8; 32],
+        key: [u8; 32],
         sender: Option<Arc<dyn Sender>>,
     ) -> (Self, mpsc::Receiver<Session>) {
-        let sessions = Arc::new(Sessions::new(config.session_memory));
         let (touched, to_write) = mpsc::channel(10_000);
-        let codes_per_phone = SlidingWindow::new(config.codes_per_phone, config.limit_memory);
-        let sealer = Sealer::new(key);
-        (Self { config, accounts, clock, sealer, sender, sessions, touched, codes_per_phone }, to_write)
+        let keys = config.session_keys.unwrap_or(SessionKeys { current: key, previous: None });
+        let people = Self {
+            config,
+            accounts,
+            clock,
+            sealer: Sealer::new(&keys.current, keys.previous.as_ref()),
+            sender,
+            budgets: SendLimiter::new(config.budgets),
+            proof_of_work: ProofOfWork::new(config.proof_of_work_bits),
+            sessions: Arc::new(Sessions::new(config.session_memory)),
+            touched,
+            lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
+            asked: counter!("stampede_session_lookups_total"),
+        };
+        people.asked.increment(0);
+        (people, to_write)
     }
 
-    fn remember(&self, session: Session, now: Timestamp) -> Arc<Known> {
-        let expires_at_ms = session.expires_at.ms();
+    /// When a session that was opened then and is used now expires.
+    pub(crate) fn expiry(&self, created_at: Timestamp, now: Timestamp) -> Timestamp {
+        now.plus(self.config.session_ttl).min(created_at.plus(self.config.session_lifetime))
+    }
+
+    /// When a session of the ledger expires. The lifetime may have been shortened since it was written.
+    fn latest_expiry(&self, session: &Session) -> Timestamp {
+        session.expires_at.min(session.created_at.plus(self.config.session_lifetime))
+    }
+
+    pub(crate) fn remember(&self, session: Session, now: Timestamp) -> Arc<Known> {
+        let expires_at_ms = self.latest_expiry(&session).ms();
         let known = Arc::new(Known {
             user: session.user,
+            created_at: session.created_at,
             expires_at_ms: AtomicI64::new(expires_at_ms),
             written_ms: AtomicI64::new(expires_at_ms),
             checked_ms: AtomicI64::new(now.ms()),
@@ -128,16 +154,32 @@ impl People {
         self.sessions.retain(|_| false);
     }
 
-    /// What stays is that it has ended, so that a request that has just read it from the ledger cannot bring it back.
+    /// What stays is that it has ended: a request that has just read it from the ledger cannot bring it back, and further
+    /// requests with its token do not reach the ledger.
     fn forget(&self, id: SessionId, user: UserId) {
-        let now = || AtomicI64::new(self.clock.now().ms());
-        let ended = Known { user, expires_at_ms: now(), written_ms: now(), checked_ms: now(), ended: true };
+        let now = self.clock.now();
+        let at_ms = || AtomicI64::new(now.ms());
+        let (expires_at_ms, written_ms, checked_ms) = (at_ms(), at_ms(), at_ms());
+        let ended = Known { user, created_at: now, expires_at_ms, written_ms, checked_ms, ended: true };
         self.sessions.put(id, Arc::new(ended));
+    }
+
+    pub(crate) fn forget_each(&self, sessions: &[SessionId], user: UserId) {
+        sessions.iter().for_each(|&id| self.forget(id, user));
+    }
+
+    async fn read(&self, proven: Proven, now: Timestamp) -> Result<Option<Session>, Error> {
+        self.asked.increment(1);
+        let session = self.accounts.session(proven.session, now).await?;
+        if session.is_none() {
+            self.forget(proven.session, proven.user);
+        }
+        Ok(session)
     }
 
     /// Moves the expiry, and has it written once it has moved by a thirtieth of the session's life.
     fn slide(&self, id: SessionId, known: &Known, now: Timestamp) {
-        let expires_at = now.plus(self.config.session_ttl);
+        let expires_at = self.expiry(known.created_at, now);
         known.expires_at_ms.fetch_max(expires_at.ms(), Ordering::Relaxed);
         let written_ms = known.written_ms.load(Ordering::Relaxed);
         let worth_writing = Timestamp::from_ms(written_ms).plus(self.config.session_ttl / 30) <= expires_at;
@@ -145,7 +187,7 @@ impl People {
             |to| known.written_ms.compare_exchange(written_ms, to, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if worth_writing && claim(expires_at.ms()) {
             // If the queue is full, the next use of the session tries again.
-            let session = Session { id, user: known.user, created_at: now, expires_at };
+            let session = Session { id, user: known.user, created_at: known.created_at, expires_at };
             if self.touched.try_send(session).is_err() {
                 known.written_ms.store(written_ms, Ordering::Relaxed);
             }
@@ -154,47 +196,11 @@ impl People {
 }
 
 impl Engine {
-    /// Sends a login code, unless this number has had enough of them.
-    pub async fn send_code(&self, phone: &Phone) -> Result<CodeSent, Error> {
-        let people = &self.people;
-        people.codes_per_phone.check(phone.clone()).map_err(|wait| Error::Limited { wait })?;
-        let Some(sender) = &people.sender else { return Err(Error::Plain(Code::Unavailable)) };
-        let code = format!("{:06}", rand::rng().random_range(0..1_000_000));
-        let expires_at = people.clock.now().plus(people.config.code_ttl);
-        people.accounts.put_code(phone, &people.sealer.code(phone.as_str(), &code), expires_at).await?;
-        sender.send(phone, &code).await.map_err(Error::Sender)?;
-        Ok(CodeSent { expires_in: people.config.code_ttl, shown: people.config.show_codes.then_some(code) })
-    }
-
-    /// Opens a session for who knows the code. The first login makes the user.
-    pub async fn log_in(&self, phone: Phone, code: &str) -> Result<LoggedIn, Error> {
-        let people = &self.people;
-        let now = people.clock.now();
-        let seal = people.sealer.code(phone.as_str(), code);
-        // The try is counted before anything is compared.
-        let right = match people.accounts.try_code(&phone, people.config.code_tries, now).await? {
-            CodeTry::Seal(kept) => bool::from(kept.ct_eq(&seal)),
-            CodeTry::NoCode => false,
-            CodeTry::Wait(wait) => return Err(Error::Limited { wait }),
-        };
-        if !right {
-            return Err(Error::Plain(Code::WrongCode));
-        }
-        let nickname = format!("user_{:08x}", rand::rng().random::<u32>());
-        let newcomer = User { id: self.next_id(UserId::new)?, phone, nickname };
-        let id = SessionId(rand::rng().random());
-        let expires_at = now.plus(people.config.session_ttl);
-        let user = people.accounts.log_in(&seal, &newcomer, id, expires_at, now).await?;
-        let user = user.ok_or(Error::Plain(Code::WrongCode))?;
-        people.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
-        Ok(LoggedIn { token: people.sealer.token(id, user.id), user, expires_at })
-    }
-
     /// Sessions for the test buyers `first..first + count`, without codes: only for load tests. Each with its token.
     pub async fn open_test_sessions(&self, first: u32, count: u32) -> Result<Vec<(UserId, String)>, Error> {
         let people = &self.people;
         let now = people.clock.now();
-        let expires_at = now.plus(people.config.session_ttl);
+        let expires_at = people.expiry(now, now);
         let tester = |n: u32| {
             let phone = Phone::parse(&format!("199{n:08}")).map_err(|_| Error::Plain(Code::InvalidRequest))?;
             Ok::<_, Error>(User { id: self.next_id(UserId::new)?, phone, nickname: format!("tester_{n}") })
@@ -209,15 +215,25 @@ impl Engine {
         Ok(ids.into_iter().zip(users).map(open).collect())
     }
 
-    /// Whose session is it? Junk is refused without asking any store.
-    pub async fn authenticate(&self, token: &str) -> Result<UserId, Error> {
+    /// Whose token is it? Junk, and what is known to have ended, is refused without asking any store; it does not count against
+    /// the limits of its user either. Those come after this and before [`Engine::authenticate`], which may ask the ledger.
+    pub fn prove(&self, token: &str) -> Result<Proven, Error> {
+        let (session, user) = self.people.sealer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
+        match self.people.sessions.get(session) {
+            Some(known) if known.ended => Err(Error::Plain(Code::Unauthorized)),
+            _ => Ok(Proven { user, session }),
+        }
+    }
+
+    /// Is the session open? Then it lives on.
+    pub async fn authenticate(&self, proven: Proven) -> Result<UserId, Error> {
         let people = &self.people;
+        let Proven { user, session: id } = proven;
         let refused = Error::Plain(Code::Unauthorized);
-        let Some((id, user)) = people.sealer.open(token) else { return Err(refused) };
         let now = people.clock.now();
         let known = match people.sessions.get(id) {
             Some(known) => known,
-            None => match people.accounts.session(id, now).await? {
+            None => match people.read(proven, now).await? {
                 Some(session) => people.remember(session, now),
                 None => return Err(refused),
             },
@@ -227,10 +243,9 @@ impl Engine {
         }
         let checked_ms = known.checked_ms.load(Ordering::Relaxed);
         if self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS {
-            if people.accounts.session(id, now).await?.is_none() {
-                people.forget(id, user);
-                return Err(refused);
-            }
+            let Some(session) = people.read(proven, now).await? else { return Err(refused) };
+            // It may have been used elsewhere.
+            known.expires_at_ms.fetch_max(people.latest_expiry(&session).ms(), Ordering::Relaxed);
             known.checked_ms.store(now.ms(), Ordering::Relaxed);
         }
         if known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
@@ -240,29 +255,74 @@ impl Engine {
         Ok(user)
     }
 
+    /// A public page was asked for by this session: it lives on. Never waits for the ledger: `false` if the session is not in
+    /// memory, which [`Engine::look_up`] changes.
+    pub fn refresh(&self, proven: Proven) -> bool {
+        let (people, now) = (&self.people, self.people.clock.now());
+        let Some(known) = people.sessions.get(proven.session) else { return false };
+        if !known.ended && known.expires_at_ms.load(Ordering::Relaxed) > now.ms() {
+            people.slide(proven.session, &known, now);
+        }
+        true
+    }
+
+    /// Reads the session from the ledger in the background, unless many are being read already.
+    pub fn look_up(self: &Arc<Self>, proven: Proven) {
+        let Ok(place) = self.people.lookups.clone().try_acquire_owned() else { return };
+        let engine = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = engine.authenticate(proven).await {
+                // The page was public; the next request that needs the session hears of it.
+                tracing::debug!(%error, "a session was not refreshed");
+            }
+            drop(place);
+        });
+    }
+
     /// Ends the session of this token, at once.
     pub async fn log_out(&self, token: &str) -> Result<(), Error> {
-        let Some((id, user)) = self.people.sealer.open(token) else { return Err(Error::Plain(Code::Unauthorized)) };
-        self.end_session(user, id).await
+        let (session, user) = self.people.sealer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
+        self.end_session(user, session).await
     }
 
     /// Ends the user's own session, at once.
     pub async fn end_session(&self, user: UserId, id: SessionId) -> Result<(), Error> {
         // The ledger first: a session forgotten here alone would come back from there.
         let ended = self.people.accounts.end_session(user, id).await;
-        // It is gone there, or perhaps gone: so it must not live on here. Whoever has it after all must show that by the ledger.
-        match ended {
-            Ok(ended) => {
-                if ended || self.people.sessions.get(id).is_some_and(|known| known.user == user) {
-                    self.people.forget(id, user);
-                }
-                if ended { Ok(()) } else { Err(Error::Plain(Code::NoSuchSession)) }
-            }
-            Err(error) => {
-                self.people.forget_all();
-                Err(error.into())
-            }
+        let ended = self.or_forget_all(ended)?;
+        if ended || self.people.sessions.get(id).is_some_and(|known| known.user == user) {
+            self.people.forget(id, user);
         }
+        if ended { Ok(()) } else { Err(Error::Plain(Code::NoSuchSession)) }
+    }
+
+    /// Ends all sessions of the user, at once.
+    pub async fn end_sessions(&self, user: UserId) -> Result<Outcome<()>, Error> {
+        let ended = self.people.accounts.end_sessions(user).await;
+        let ended = self.or_forget_all(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
+        self.people.forget_each(&ended, user);
+        Ok(Outcome::done((), vec![Change::new("sessions", ended.len(), 0)]))
+    }
+
+    /// A disabled account has no sessions and cannot log in.
+    pub async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Outcome<Account>, Error> {
+        let done = self.people.accounts.set_disabled(user, disabled).await;
+        let Disabled { was, ended } = self.or_forget_all(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
+        self.people.forget_each(&ended, user);
+        let account = self.account(user).await?;
+        if was == disabled {
+            return Ok(Outcome::unchanged(account));
+        }
+        Ok(Outcome::done(account, vec![Change::new("disabled", was, disabled)]))
+    }
+
+    /// If the ledger did not answer, what was to end may have ended there, so it must not live on here: every session is
+    /// read again.
+    fn or_forget_all<T>(&self, ended: Result<T, LedgerError>) -> Result<T, Error> {
+        ended.map_err(|error| {
+            self.people.forget_all();
+            error.into()
+        })
     }
 
     /// The user's sessions, newest first.
@@ -270,12 +330,15 @@ impl Engine {
         Ok(self.people.accounts.sessions_of(user, self.people.clock.now()).await?)
     }
 
-    /// Which session is this token of?
-    pub fn session_of(&self, token: &str) -> Option<SessionId> {
-        self.people.sealer.open(token).map(|(id, _)| id)
-    }
-
     pub async fn user(&self, id: UserId) -> Result<User, Error> {
         self.people.accounts.user(id).await?.ok_or(Error::Plain(Code::Unauthorized))
+    }
+
+    pub async fn account(&self, id: UserId) -> Result<Account, Error> {
+        self.people.accounts.account(id).await?.ok_or(Error::Plain(Code::NoSuchUser))
+    }
+
+    pub async fn account_of(&self, phone: &Phone) -> Result<Account, Error> {
+        self.people.accounts.account_of(phone).await?.ok_or(Error::Plain(Code::NoSuchUser))
     }
 }

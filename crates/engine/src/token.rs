@@ -4,8 +4,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
-use stampede_core::UserId;
-use stampede_core::ports::SessionId;
+use stampede_core::ports::{ChallengeId, SessionId};
+use stampede_core::{Phone, UserId};
 use subtle::ConstantTimeEq as _;
 
 const MAC_BYTES: usize = 16;
@@ -13,25 +13,59 @@ const BYTES: usize = 16 + 8 + MAC_BYTES;
 /// How long a token is as text.
 const TEXT_BYTES: usize = 54;
 
-/// Seals tokens and login codes.
+/// The keys that tokens are sealed with. What the previous key has sealed is still taken, so that a key can be changed without
+/// ending all sessions.
+#[derive(Clone, Copy)]
+pub struct SessionKeys {
+    pub current: [u8; 32],
+    pub previous: Option<[u8; 32]>,
+}
+
+impl std::fmt::Debug for SessionKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SessionKeys(…)")
+    }
+}
+
+/// Seals tokens, login codes and puzzles. Seals with one key; takes what one of two has sealed.
 #[derive(Clone)]
-pub(crate) struct Sealer(Hmac<Sha256>);
+pub(crate) struct Sealer {
+    current: Hmac<Sha256>,
+    previous: Option<Hmac<Sha256>>,
+}
+
+fn keyed(key: &[u8; 32]) -> Hmac<Sha256> {
+    // HMAC pads a short key with zeros to its block.
+    let mut block = [0; 64];
+    block[..32].copy_from_slice(key);
+    Hmac::new(&block.into())
+}
+
+fn mac(key: &Hmac<Sha256>, purpose: u8, parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = key.clone();
+    mac.update(&[purpose]);
+    for part in parts {
+        mac.update(part);
+    }
+    mac.finalize().into_bytes().into()
+}
 
 impl Sealer {
-    pub(crate) fn new(key: &[u8; 32]) -> Self {
-        // HMAC pads a short key with zeros to its block.
-        let mut block = [0; 64];
-        block[..32].copy_from_slice(key);
-        Self(Hmac::new(&block.into()))
+    pub(crate) fn new(current: &[u8; 32], previous: Option<&[u8; 32]>) -> Self {
+        Self { current: keyed(current), previous: previous.map(keyed) }
     }
 
     fn mac(&self, purpose: u8, parts: &[&[u8]]) -> [u8; 32] {
-        let mut mac = self.0.clone();
-        mac.update(&[purpose]);
-        for part in parts {
-            mac.update(part);
-        }
-        mac.finalize().into_bytes().into()
+        mac(&self.current, purpose, parts)
+    }
+
+    /// Is `seal` what one of the keys makes of this, or the first bytes of it?
+    fn is_mac(&self, purpose: u8, parts: &[&[u8]], seal: &[u8]) -> bool {
+        let made_by = |key: &Hmac<Sha256>| {
+            let made = mac(key, purpose, parts);
+            made.get(..seal.len()).is_some_and(|made| !seal.is_empty() && bool::from(made.ct_eq(seal)))
+        };
+        made_by(&self.current) || self.previous.as_ref().is_some_and(made_by)
     }
 
     pub(crate) fn token(&self, session: SessionId, user: UserId) -> String {
@@ -53,15 +87,28 @@ impl Sealer {
         let length = URL_SAFE_NO_PAD.decode_slice(token, &mut bytes).ok()?;
         let session: [u8; 16] = bytes[..16].try_into().ok()?;
         let user: [u8; 8] = bytes[16..24].try_into().ok()?;
-        let mac = self.mac(b't', &[&session, &user]);
-        let genuine = length == BYTES && bool::from(mac[..MAC_BYTES].ct_eq(&bytes[24..]));
+        let genuine = length == BYTES && self.is_mac(b't', &[&session, &user], &bytes[24..]);
         let user = UserId::new(i64::from_be_bytes(user)).ok()?;
         genuine.then_some((SessionId(session), user))
     }
 
-    /// What is kept of a login code: bound to its phone, and useless without the key.
-    pub(crate) fn code(&self, phone: &str, code: &str) -> [u8; 32] {
-        self.mac(b'c', &[phone.as_bytes(), code.as_bytes()])
+    /// What is kept of a login code: bound to its phone and its challenge, and useless without the key.
+    pub(crate) fn code(&self, phone: &Phone, challenge: ChallengeId, code: &str) -> [u8; 32] {
+        self.mac(b'c', &[phone.as_str().as_bytes(), &challenge.0, code.as_bytes()])
+    }
+
+    pub(crate) fn is_code(&self, phone: &Phone, challenge: ChallengeId, code: &str, seal: &[u8]) -> bool {
+        seal.len() == 32 && self.is_mac(b'c', &[phone.as_str().as_bytes(), &challenge.0, code.as_bytes()], seal)
+    }
+
+    pub(crate) fn puzzle(&self, content: &[u8]) -> [u8; MAC_BYTES] {
+        let mut seal = [0; MAC_BYTES];
+        seal.copy_from_slice(&self.mac(b'p', &[content])[..MAC_BYTES]);
+        seal
+    }
+
+    pub(crate) fn is_puzzle(&self, content: &[u8], seal: &[u8]) -> bool {
+        seal.len() == MAC_BYTES && self.is_mac(b'p', &[content], seal)
     }
 }
 
@@ -78,12 +125,12 @@ mod tests {
 
     #[test]
     fn a_token_opens_and_no_other_text_does() {
-        let sealer = Sealer::new(&[1; 32]);
+        let sealer = Sealer::new(&[1; 32], None);
         let (session, user) = (SessionId([7; 16]), UserId::new(42).unwrap());
         let token = sealer.token(session, user);
         assert_eq!(token.len(), TEXT_BYTES);
         assert_eq!(sealer.open(&token), Some((session, user)));
-        assert_eq!(Sealer::new(&[2; 32]).open(&token), None, "another key");
+        assert_eq!(Sealer::new(&[2; 32], None).open(&token), None, "another key");
         for place in 0..token.len() {
             let mut changed = token.clone().into_bytes();
             changed[place] = if changed[place] == b'A' { b'B' } else { b'A' };
@@ -91,10 +138,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_the_previous_key_sealed_is_taken_until_that_key_goes() {
+        let (session, user) = (SessionId([7; 16]), UserId::new(42).unwrap());
+        let (phone, challenge) = (Phone::parse("13800138000").unwrap(), ChallengeId([3; 16]));
+        let (old, both) = (Sealer::new(&[1; 32], None), Sealer::new(&[2; 32], Some(&[1; 32])));
+        let new = Sealer::new(&[2; 32], None);
+        let (before, after) = (old.token(session, user), both.token(session, user));
+        assert_ne!(before, after, "new tokens are sealed with the new key");
+        assert_eq!(both.open(&before), Some((session, user)));
+        assert_eq!(both.open(&after), Some((session, user)));
+        assert_eq!(new.open(&before), None);
+        assert_eq!(new.open(&after), Some((session, user)));
+        let seal = old.code(&phone, challenge, "123456");
+        assert!(both.is_code(&phone, challenge, "123456", &seal));
+        assert!(!both.is_code(&phone, challenge, "123457", &seal));
+        assert!(!both.is_code(&phone, ChallengeId([4; 16]), "123456", &seal), "another challenge");
+        assert!(!new.is_code(&phone, challenge, "123456", &seal));
+        assert!(!both.is_code(&phone, challenge, "123456", &[]), "no seal at all");
+    }
+
     proptest! {
         #[test]
         fn junk_never_opens(junk in ".{0,80}", bytes in proptest::collection::vec(any::<u8>(), 40)) {
-            let sealer = Sealer::new(&[1; 32]);
+            let sealer = Sealer::new(&[1; 32], None);
             prop_assert_eq!(sealer.open(&junk), None);
             prop_assert_eq!(sealer.open(&URL_SAFE_NO_PAD.encode(bytes)), None);
         }

@@ -1,9 +1,10 @@
 //! Where a request comes from: the connection's peer, or what a proxy that we trust says.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use axum::http::HeaderMap;
+use stampede_limit::network;
 
 /// A network such as `10.0.0.0/8`, or one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,10 +82,7 @@ pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[Network]) -> 
 
 /// Who has one IPv6 address has a whole /64 of them: that is what counts as one.
 pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & mask(64)).into(),
-        v4 @ IpAddr::V4(_) => v4,
-    }
+    network(address, 64)
 }
 
 #[cfg(test)]

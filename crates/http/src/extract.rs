@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use stampede_core::{Code, UserId};
-use stampede_engine::{Caller, Error};
+use stampede_engine::{Caller, Error, Proven};
 
 use crate::address::counted_as;
 use crate::app::App;
@@ -99,13 +99,23 @@ impl FromRequestParts<Arc<App>> for Token {
     }
 }
 
-/// Somebody who is logged in.
+/// Whose token the request carries, by its seal alone.
+fn proven(headers: &HeaderMap, app: &App) -> Result<Proven, Error> {
+    app.engine.prove(bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?)
+}
+
+/// Somebody who is logged in and wants to buy, so often and no more.
 pub(crate) struct Buyer(pub(crate) UserId);
 
 impl Buyer {
+    /// The limit comes before the session is looked for: a token that has expired is limited, too, before it reaches the ledger.
     pub(crate) async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Error> {
-        let token = bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?;
-        app.engine.authenticate(token).await.map(Self)
+        let proven = proven(headers, app)?;
+        if let Err(wait) = app.limits.buys_per_user.check(proven.user) {
+            app.buy_metrics.limited();
+            return Err(Error::Limited { wait });
+        }
+        app.engine.authenticate(proven).await.map(Self)
     }
 }
 
@@ -124,9 +134,10 @@ impl FromRequestParts<Arc<App>> for Own {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let Buyer(user) = Buyer::from_request_parts(parts, app).await?;
-        app.limits.own_per_user.check(user).map_err(|wait| Error::Limited { wait })?;
-        Ok(Self(user))
+        let proven = proven(&parts.headers, app)?;
+        // Before the session is looked for: see `Buyer::of`.
+        app.limits.own_per_user.check(proven.user).map_err(|wait| Error::Limited { wait })?;
+        Ok(app.engine.authenticate(proven).await.map(Self)?)
     }
 }
 
@@ -139,6 +150,13 @@ impl FromRequestParts<Arc<App>> for Visitor {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let Peer(address) = Peer::from_request_parts(parts, app).await?;
         app.limits.reads_per_ip.check(counted_as(address)).map_err(|wait| Error::Limited { wait })?;
+        // A visitor who is logged in stays so. The page is public: it neither waits for the session nor depends on it.
+        if let Ok(proven) = proven(&parts.headers, app)
+            && !app.engine.refresh(proven)
+            && app.limits.own_per_user.check(proven.user).is_ok()
+        {
+            app.engine.look_up(proven);
+        }
         Ok(Self)
     }
 }

@@ -8,7 +8,7 @@
 //!   `security_log`: who was refused
 //! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
 //! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `quarantine`, `operations` (with `readiness`), `page`,
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `quarantine`, `users`, `operations` (with `readiness`), `page`,
 //!   `load_test`
 
 pub mod address;
@@ -37,6 +37,7 @@ pub mod server;
 mod shops;
 mod throttle;
 pub mod tls;
+mod users;
 
 pub use address::Network;
 pub use app::{App, Config, Surface};

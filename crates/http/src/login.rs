@@ -7,9 +7,9 @@ use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use stampede_core::ports::{Session, SessionId};
+use stampede_core::ports::{ChallengeId, Session, SessionId};
 use stampede_core::{Phone, Timestamp, UserId};
-use stampede_engine::Error;
+use stampede_engine::{Error, Puzzle, Solution};
 use utoipa::ToSchema;
 
 use crate::address::counted_as;
@@ -22,16 +22,25 @@ use crate::problem::Problem;
 pub(crate) struct CodeRequest {
     #[schema(pattern = "^1[3-9][0-9]{9}$")]
     phone: String,
+    /// From `/v1/login/puzzle`; only if the shop wants a proof of work.
+    #[schema(pattern = "^[A-Za-z0-9_-]{55}$")]
+    puzzle: Option<String>,
+    /// The SHA-256 of `puzzle:phone:answer` begins with as many zero bits as the puzzle wants.
+    #[schema(max_length = 32)]
+    answer: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct CodeAnswer {
+    /// Names this request: to be sent back with the code.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
+    challenge: String,
     expires_in_s: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     demo_code: Option<String>,
 }
 
-fn parse_phone(text: &str) -> Result<Phone, Problem> {
+pub(crate) fn parse_phone(text: &str) -> Result<Phone, Problem> {
     Phone::parse(text).map_err(|error| Problem::invalid("phone", error.to_string()))
 }
 
@@ -40,7 +49,7 @@ fn check_address(app: &App, peer: Peer) -> Result<(), Problem> {
 }
 
 /// Sends a login code to a phone. The answer is the same whether the number is known or not.
-#[utoipa::path(post, path = "/v1/login/codes", tag = "login", request_body = CodeRequest, responses((status = 200, description = "Sent", body = CodeAnswer)))]
+#[utoipa::path(post, path = "/v1/login/codes", tag = "login", request_body = CodeRequest, responses((status = 200, description = "Sent", body = CodeAnswer), (status = 422, description = "`proof_required`: solve a puzzle from `/v1/login/puzzle` first; each works once")))]
 pub(crate) async fn send_code(
     State(app): State<Arc<App>>,
     peer: Peer,
@@ -48,8 +57,30 @@ pub(crate) async fn send_code(
 ) -> Result<Answer<CodeAnswer>, Problem> {
     let phone = parse_phone(&request.phone)?;
     check_address(&app, peer)?;
-    let sent = app.engine.send_code(&phone).await?;
-    Ok(Answer(CodeAnswer { expires_in_s: sent.expires_in.as_secs(), demo_code: sent.shown }))
+    let solution = request.puzzle.as_deref().zip(request.answer.as_deref());
+    let solution = solution.map(|(puzzle, answer)| Solution { puzzle, answer });
+    let sent = app.engine.send_code(&phone, peer.0, solution).await?;
+    let challenge = RandomName(sent.challenge.0).to_string();
+    Ok(Answer(CodeAnswer { challenge, expires_in_s: sent.expires_in.as_secs(), demo_code: sent.shown }))
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct PuzzleAnswer {
+    #[schema(pattern = "^[A-Za-z0-9_-]{55}$")]
+    puzzle: String,
+    /// How many zero bits the hash must begin with; 0 if the shop wants no proof of work.
+    #[schema(minimum = 0, maximum = 32)]
+    bits: u8,
+    expires_in_s: u64,
+}
+
+/// A puzzle to be solved before a code is sent, if the shop wants a proof of work: find an `answer` for which the SHA-256 of
+/// `puzzle:phone:answer` begins with `bits` zero bits.
+#[utoipa::path(get, path = "/v1/login/puzzle", tag = "login", responses((status = 200, description = "Works once", body = PuzzleAnswer)))]
+pub(crate) async fn puzzle(State(app): State<Arc<App>>, peer: Peer) -> Result<Answer<PuzzleAnswer>, Problem> {
+    check_address(&app, peer)?;
+    let Puzzle { text, bits, expires_in } = app.engine.puzzle();
+    Ok(Answer(PuzzleAnswer { puzzle: text, bits, expires_in_s: expires_in.as_secs() }))
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -57,8 +88,12 @@ pub(crate) async fn send_code(
 pub(crate) struct LoginRequest {
     #[schema(pattern = "^1[3-9][0-9]{9}$")]
     phone: String,
-    #[schema(pattern = "^[0-9]{6}$")]
+    /// Six digits, or ten if there were many wrong ones.
+    #[schema(pattern = "^[0-9]{6}([0-9]{4})?$")]
     code: String,
+    /// Of the answer to `/v1/login/codes`. Without it the newest code counts that was requested from the same address.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
+    challenge: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -77,19 +112,22 @@ pub(crate) struct LoginAnswer {
 }
 
 /// Logs in with the code. The first login makes the user.
-#[utoipa::path(post, path = "/v1/login", tag = "login", request_body = LoginRequest, responses((status = 200, description = "Logged in", body = LoginAnswer), (status = 422, description = "`wrong_code`: wrong, used, tried too often, or too old")))]
+#[utoipa::path(post, path = "/v1/login", tag = "login", request_body = LoginRequest, responses((status = 200, description = "Logged in", body = LoginAnswer), (status = 403, description = "`account_disabled`"), (status = 422, description = "`wrong_code`: wrong, used, tried too often, or too old")))]
 pub(crate) async fn log_in(
     State(app): State<Arc<App>>,
     peer: Peer,
     Json(request): Json<LoginRequest>,
 ) -> Result<Answer<LoginAnswer>, Problem> {
     let phone = parse_phone(&request.phone)?;
-    if request.code.len() != 6 || !request.code.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(Problem::invalid("code", "must be six digits"));
+    if !matches!(request.code.len(), 6 | 10) || !request.code.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(Problem::invalid("code", "must be six or ten digits"));
     }
+    let challenge = request.challenge.as_deref().map(RandomName::from_str).transpose();
+    let challenge = challenge.map_err(|error| Problem::invalid("challenge", error))?;
+    let challenge = challenge.map(|RandomName(id)| ChallengeId(id));
     check_address(&app, peer)?;
     let shown = phone.to_string();
-    let logged_in = app.engine.log_in(phone, &request.code).await.inspect_err(|error| {
+    let logged_in = app.engine.log_in(phone, &request.code, challenge, peer.0).await.inspect_err(|error| {
         app.security_log.login_refused(peer.0, &shown, error.code());
     })?;
     app.security_log.logged_in(peer.0, &shown, logged_in.user.id);
@@ -118,22 +156,22 @@ pub(crate) struct SessionsAnswer {
     sessions: Vec<SessionAnswer>,
 }
 
-/// A session's name as text: 32 hexadecimal digits. Not a token: that has a seal.
-pub(crate) struct SessionName(SessionId);
+/// The name of a session or of a challenge as text: 32 hexadecimal digits. Not a token: that has a seal.
+pub(crate) struct RandomName([u8; 16]);
 
-impl FromStr for SessionName {
+impl FromStr for RandomName {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digits = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let id = u128::from_str_radix(text, 16).ok().filter(|_| digits);
-        id.map(|id| Self(SessionId(id.to_be_bytes()))).ok_or("must be 32 hexadecimal digits")
+        id.map(|id| Self(id.to_be_bytes())).ok_or("must be 32 hexadecimal digits")
     }
 }
 
-impl std::fmt::Display for SessionName {
+impl std::fmt::Display for RandomName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0.0))
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
@@ -144,9 +182,9 @@ pub(crate) async fn sessions(
     Own(user): Own,
     token: Token,
 ) -> Result<Answer<SessionsAnswer>, Problem> {
-    let current = app.engine.session_of(&token.0);
+    let current = app.engine.prove(&token.0).ok().map(|proven| proven.session);
     let answer = |session: Session| SessionAnswer {
-        id: SessionName(session.id).to_string(),
+        id: RandomName(session.id.0).to_string(),
         created_at: session.created_at,
         expires_at: session.expires_at,
         current: Some(session.id) == current,
@@ -160,9 +198,16 @@ pub(crate) async fn sessions(
 pub(crate) async fn end_session(
     State(app): State<Arc<App>>,
     Own(user): Own,
-    Id(SessionName(id)): Id<SessionName>,
+    Id(RandomName(id)): Id<RandomName>,
 ) -> Result<StatusCode, Problem> {
-    to_the_end(async move { app.engine.end_session(user, id).await }).await?;
+    to_the_end(async move { app.engine.end_session(user, SessionId(id)).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Ends all sessions of the one who asks, this one too.
+#[utoipa::path(delete, path = "/v1/sessions", tag = "login", responses((status = 204, description = "Ended")), security(("buyer" = [])))]
+pub(crate) async fn end_sessions(State(app): State<Arc<App>>, Own(user): Own) -> Result<StatusCode, Problem> {
+    to_the_end(async move { app.engine.end_sessions(user).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -23,7 +23,7 @@ use crate::app::{App, Surface};
 use crate::extract::Prober;
 use crate::figures::TimedLayer;
 use crate::problem;
-use crate::{admin, audit, load_test, login, operations, orders, quarantine, sales, shops};
+use crate::{admin, audit, load_test, login, operations, orders, quarantine, sales, shops, users};
 
 /// Every route of a listener.
 pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<App>> {
@@ -31,9 +31,10 @@ pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<Ap
     if surface != Surface::Admin {
         all.extend([
             routes!(login::send_code),
+            routes!(login::puzzle),
             routes!(login::log_in),
             routes!(login::log_out),
-            routes!(login::sessions),
+            routes!(login::sessions, login::end_sessions),
             routes!(login::end_session),
             routes!(login::me),
             routes!(shops::types),
@@ -52,6 +53,11 @@ pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<Ap
         all.extend([
             routes!(operations::metrics),
             routes!(audit::log),
+            routes!(users::find),
+            routes!(users::one),
+            routes!(users::end_sessions),
+            routes!(users::disable),
+            routes!(users::enable),
             routes!(shops::create),
             routes!(shops::edit),
             routes!(shops::all_vouchers),

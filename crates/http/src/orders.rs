@@ -55,14 +55,22 @@ impl BuyMetrics {
     }
 
     fn count(&self, bought: &Result<Bought, Error>) {
-        let counter = match bought {
-            Ok(bought) if bought.already => Some(&self.already),
-            Ok(_) => Some(&self.created),
-            Err(error) => self.refused.iter().find(|(code, _)| *code == error.code()).map(|(_, counter)| counter),
-        };
-        if let Some(counter) = counter {
+        match bought {
+            Ok(bought) if bought.already => self.already.increment(1),
+            Ok(_) => self.created.increment(1),
+            Err(error) => self.count_refused(error.code()),
+        }
+    }
+
+    fn count_refused(&self, refusal: Code) {
+        if let Some((_, counter)) = self.refused.iter().find(|(code, _)| *code == refusal) {
             counter.increment(1);
         }
+    }
+
+    /// A try that the limit of its user refused.
+    pub(crate) fn limited(&self) {
+        self.count_refused(Code::TooManyRequests);
     }
 }
 
@@ -139,11 +147,7 @@ pub(crate) fn wanted(method: &Method, uri: &Uri) -> Option<SaleId> {
 
 /// One for this user, or the one he has, or why not.
 pub(crate) async fn sell(app: &App, user: UserId, sale: SaleId) -> Result<Response, Error> {
-    let limited = app.limits.buys_per_user.check(user).map_err(|wait| Error::Limited { wait });
-    let bought = match limited {
-        Ok(()) => app.engine.buy(sale, user).await,
-        Err(limited) => Err(limited),
-    };
+    let bought = app.engine.buy(sale, user).await;
     app.buy_metrics.count(&bought);
     let Bought { order, already } = bought?;
     let mut body = Vec::with_capacity(256);

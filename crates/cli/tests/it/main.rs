@@ -9,8 +9,9 @@
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
 //! - `attack`: one address takes all the connections it can; `costly`: it sends what costs most; honest requests are served all the same
-//! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: login and orders;
+//! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: limits and orders;
 //!   `webhook`: credentials of the address that login codes are posted to; `dependencies`: `make deps`
+//! - `login`: codes, challenges, budgets; `login_attack`: a guesser for minutes; `sessions`: sessions and accounts
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
 
@@ -28,11 +29,14 @@ mod edge;
 mod fuzz;
 mod history;
 mod hostile;
+mod login;
+mod login_attack;
 mod nodes;
 mod outage;
 mod people;
 mod proof;
 mod quarantine;
+mod sessions;
 mod shop;
 mod storm;
 mod webhook;

@@ -110,20 +110,36 @@ pub fn default_settings(place: &Place) -> Command {
 }
 
 /// The same, behind a command that runs it.
-pub fn serving(mut command: Command, place: &Place) -> Command {
+pub fn serving(command: Command, place: &Place) -> Command {
+    let mut command = at_defaults(command, place);
+    for limit in [
+        "ADMIN__WRONG_TOKENS_PER_IP",
+        "LOGIN__PER_IP",
+        "LOGIN__CODES_PER_ADDRESS",
+        "LOGIN__CODES_PER_SHOP",
+        "BUY__PER_USER",
+        "BUY__PER_IP",
+        "LIMITS__READS_PER_IP",
+        "LIMITS__SEARCHES_PER_IP",
+        "LIMITS__PROBES_PER_IP",
+        "LIMITS__OWN_PER_USER",
+    ] {
+        command.env(format!("STAMPEDE__{limit}__COUNT"), "100000000");
+    }
+    command.env("STAMPEDE__HTTP__MAX_CONNECTIONS_PER_ADDRESS", "1000000");
+    command
+}
+
+/// A demonstration, which shows its codes, with every limit at its default.
+pub fn default_command(place: &Place) -> Command {
+    at_defaults(Command::new(env!("CARGO_BIN_EXE_stampede")), place)
+}
+
+fn at_defaults(mut command: Command, place: &Place) -> Command {
     command
         .args(["serve", "--demo", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(&place.dir)
         .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
-        .env("STAMPEDE__ADMIN__WRONG_TOKENS_PER_IP__COUNT", "1000000")
-        .env("STAMPEDE__LOGIN__PER_IP__COUNT", "1000000")
-        .env("STAMPEDE__HTTP__MAX_CONNECTIONS_PER_ADDRESS", "1000000")
-        .env("STAMPEDE__BUY__PER_USER__COUNT", "1000000")
-        .env("STAMPEDE__BUY__PER_IP__COUNT", "100000000")
-        .env("STAMPEDE__LIMITS__READS_PER_IP__COUNT", "1000000")
-        .env("STAMPEDE__LIMITS__SEARCHES_PER_IP__COUNT", "1000000")
-        .env("STAMPEDE__LIMITS__PROBES_PER_IP__COUNT", "1000000")
-        .env("STAMPEDE__LIMITS__OWN_PER_USER__COUNT", "1000000")
         .env("STAMPEDE__LOG__LEVEL", "error");
     if let Some(url) = &place.url {
         command.args(["--database", url]);
@@ -237,7 +253,7 @@ pub async fn metric(client: &mut Client, name: &str) -> f64 {
 pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {
     let sent = client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap();
     assert_eq!(sent.status, 200, "{:?}", sent.body);
-    let login = json!({ "phone": phone, "code": sent.text("demo_code") });
+    let login = json!({ "phone": phone, "code": sent.text("demo_code"), "challenge": sent.text("challenge") });
     let answer = client.post("/v1/login", "", &login).await.unwrap();
     assert_eq!(answer.status, 200, "{:?}", answer.body);
     let id = answer.json()["user"]["id"].as_str().unwrap().to_owned();

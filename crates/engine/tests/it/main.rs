@@ -4,5 +4,6 @@ mod audit;
 mod faulty;
 mod outages;
 mod quarantine;
+mod sessions;
 mod tier;
 mod watch;

@@ -8,7 +8,7 @@ use stampede_core::*;
 use stampede_engine::{Bought, Config, Error};
 
 use crate::faulty::{Cut, Faults, Faulty};
-use crate::tier::{CONFIG, Tier, tier, tier_by, user};
+use crate::tier::{CONFIG, Tier, tier, user};
 
 pub async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
@@ -137,75 +137,4 @@ async fn shutting_down_settles_and_returns_the_worker_number() {
     assert!(tier.engine.shut_down(Duration::from_secs(10)).await);
     assert!(buying.await.unwrap().is_ok());
     assert!(tier.engine.buy(tier.sale, user(2)).await.is_err(), "closed");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_ends_at_once_and_expires_by_itself() {
-    let mut config = CONFIG;
-    config.people.session_ttl = Duration::from_millis(3000);
-    let tier = tier(config, 1, |inner| inner).await;
-    let engine = &tier.engine;
-    let phone = Phone::parse("13800138000").unwrap();
-    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
-    let session = engine.log_in(phone.clone(), &code).await.unwrap();
-    assert_eq!(engine.authenticate(&session.token).await.unwrap(), session.user.id);
-    let refused = |error: Error| assert_eq!(error.code(), Code::Unauthorized);
-    refused(engine.authenticate("junk").await.unwrap_err());
-    engine.log_out(&session.token).await.unwrap();
-    refused(engine.authenticate(&session.token).await.unwrap_err());
-
-    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
-    let session = engine.log_in(phone, &code).await.unwrap();
-    // Used all the time, it slides on past its first expiry; unused, it ends.
-    while engine.clock().now() < session.expires_at.plus(Duration::from_millis(100)) {
-        engine.authenticate(&session.token).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    tokio::time::sleep(Duration::from_millis(3500)).await;
-    refused(engine.authenticate(&session.token).await.unwrap_err());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ended_session_stays_ended_whatever_the_clock_says() {
-    let now = SystemClock.now();
-    let clock = Arc::new(clock::ManualClock::at(now));
-    let tier = tier_by(clock.clone(), CONFIG, 1, |inner| inner).await;
-    let engine = &tier.engine;
-    let phone = Phone::parse("13800138000").unwrap();
-    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
-    let session = engine.log_in(phone.clone(), &code).await.unwrap();
-    engine.authenticate(&session.token).await.unwrap();
-    clock.set(now.plus(Duration::from_secs(10)));
-    engine.log_out(&session.token).await.unwrap();
-    for moment in [now.plus(Duration::from_secs(10)), now, now.minus(Duration::from_secs(3600))] {
-        clock.set(moment);
-        let refused = engine.authenticate(&session.token).await.unwrap_err();
-        assert_eq!(refused.code(), Code::Unauthorized, "at {moment}");
-    }
-    // Ended behind our back: who logs out is told so, and is out here, too.
-    clock.set(now.plus(Duration::from_secs(20)));
-    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
-    let session = engine.log_in(phone, &code).await.unwrap();
-    let id = engine.session_of(&session.token).unwrap();
-    assert!(tier.stores.accounts.end_session(session.user.id, id).await.unwrap());
-    assert_eq!(engine.log_out(&session.token).await.unwrap_err().code(), Code::NoSuchSession);
-    assert_eq!(engine.authenticate(&session.token).await.unwrap_err().code(), Code::Unauthorized);
-}
-
-/// A store that is closed answers every call with an error; junk is refused all the same, so it never asks one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn junk_tokens_reach_no_store() {
-    let tier = tier(CONFIG, 1, |inner| inner).await;
-    let engine = &tier.engine;
-    let phone = Phone::parse("13800138000").unwrap();
-    let code = engine.send_code(&phone).await.unwrap().shown.unwrap();
-    let real = engine.log_in(phone, &code).await.unwrap().token;
-    tier.stores.ledger.close().await;
-    let mut junk = real.into_bytes();
-    for n in 0..stampede_testkit::count(1_000_000, 20_000) {
-        let place = (n % 54) as usize;
-        junk[place] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"[(n / 54 % 32) as usize];
-        let refused = engine.authenticate(std::str::from_utf8(&junk).unwrap()).await.unwrap_err();
-        assert_eq!(refused.code(), Code::Unauthorized);
-    }
 }

@@ -7,10 +7,12 @@ use async_trait::async_trait;
 use stampede_core::ports::Ledger;
 use stampede_core::*;
 use stampede_engine::solo::SoloConfig;
-use stampede_engine::{Config, Engine, PeopleConfig, Sender};
+use stampede_engine::{Config, Engine, PeopleConfig, SendBudgets, Sender};
 use stampede_ledger::{Database, Stores, open};
 use stampede_limit::Limit;
 use tempfile::TempDir;
+
+const MANY: Limit = Limit { count: 1_000_000, window: Duration::from_secs(60) };
 
 pub const CONFIG: Config = Config {
     shared_ledger: true,
@@ -23,11 +25,22 @@ pub const CONFIG: Config = Config {
     },
     people: PeopleConfig {
         session_ttl: Duration::from_secs(60),
+        session_lifetime: Duration::from_secs(24 * 3600),
+        max_sessions: 20,
         session_memory: 100,
+        session_keys: None,
         code_ttl: Duration::from_secs(60),
         code_tries: 5,
-        codes_per_phone: Limit { count: 100, window: Duration::from_secs(60) },
-        limit_memory: 100,
+        budgets: SendBudgets {
+            per_phone: MANY,
+            per_phone_day: MANY,
+            per_address: MANY,
+            per_ipv6_56: MANY,
+            per_ipv6_48: MANY,
+            per_shop: MANY,
+            memory: 100,
+        },
+        proof_of_work_bits: 0,
         show_codes: true,
     },
 };

@@ -1,47 +1,55 @@
-//! People, their login codes and their sessions.
+//! People and their sessions. Their login codes are in `login`.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stampede_core::ports::{Accounts, CodeTry, LedgerError, Result, Session, SessionId};
+use stampede_core::ports::{
+    Account, Accounts, Challenge, ChallengeId, Disabled, LedgerError, LogIn, Result, Session, SessionId, WhichChallenge,
+};
 use stampede_core::{Phone, Timestamp, User, UserId};
 
 use super::{Store, again, unreadable};
-use crate::db::{Row, args};
+use crate::db::{Arg, Row, Tx, args};
 
-const PEOPLE: &str = "SELECT id, phone, nickname FROM person WHERE";
+pub(super) const PEOPLE: &str = "SELECT id, phone, nickname, created_at, disabled FROM person WHERE";
 
 /// How many rows go into one statement.
 const ROWS: usize = 500;
 
-/// How long a phone's tries are remembered after the last.
-const TRIES_KEPT: Duration = Duration::from_secs(24 * 3600);
-
-/// So many tries a phone has, whatever the number of its codes; then one every quarter of an hour.
-const PHONE_TRIES: i64 = 20;
-
-/// How long after its latest try a phone with so many must wait: five for free, then 1, 2, 4, … up to 64 seconds, and a quarter
-/// of an hour after the twentieth. Never for ever: somebody who guesses at another's phone can delay its owner, not lock him out.
-fn pause_after(all_tries: i64) -> Duration {
-    match u32::try_from(all_tries - 5) {
-        Ok(_) if all_tries >= PHONE_TRIES => Duration::from_secs(15 * 60),
-        Ok(beyond) => Duration::from_secs(1 << beyond.min(6)),
-        Err(_) => Duration::ZERO,
-    }
-}
-
-fn read_user(row: &Row) -> Result<User> {
+pub(super) fn read_user(row: &Row) -> Result<User> {
     let id = UserId::new(row.int(0)?).map_err(|_| unreadable("a person"))?;
     let phone = Phone::parse(&row.text(1)?).map_err(|_| unreadable("a person"))?;
     Ok(User { id, phone, nickname: row.text(2)? })
+}
+
+pub(super) fn read_account(row: &Row) -> Result<Account> {
+    let (user, created_at) = (read_user(row)?, Timestamp::from_ms(row.int(3)?));
+    Ok(Account { user, created_at, disabled: row.int(4)? != 0 })
+}
+
+fn read_session_id(row: &Row) -> Result<SessionId> {
+    Ok(SessionId(row.bytes(0)?.try_into().map_err(|_| unreadable("a session"))?))
+}
+
+/// The user's sessions that end after this moment, oldest first.
+pub(super) async fn session_ids(tx: &mut Tx, user: UserId, end_after: Timestamp) -> Result<Vec<SessionId>> {
+    let sql = "SELECT id FROM session WHERE user_id = ? AND expires_at > ? ORDER BY created_at, id";
+    tx.rows(sql, args![user.get(), end_after.ms()]).await?.iter().map(read_session_id).collect()
+}
+
+pub(super) async fn delete_sessions(tx: &mut Tx, sessions: &[SessionId]) -> Result<()> {
+    for session in sessions {
+        tx.execute("DELETE FROM session WHERE id = ?", args![&session.0[..]]).await?;
+    }
+    Ok(())
 }
 
 const SESSIONS: &str = "SELECT id, user_id, created_at, expires_at FROM session WHERE";
 
 fn read_session(row: &Row) -> Result<Session> {
     Ok(Session {
-        id: SessionId(row.bytes(0)?.try_into().map_err(|_| unreadable("a session"))?),
+        id: read_session_id(row)?,
         user: UserId::new(row.int(1)?).map_err(|_| unreadable("a session"))?,
         created_at: Timestamp::from_ms(row.int(2)?),
         expires_at: Timestamp::from_ms(row.int(3)?),
@@ -49,60 +57,6 @@ fn read_session(row: &Row) -> Result<Session> {
 }
 
 impl Store {
-    /// Counts the try in a transaction of its own, committed before the seal is told.
-    async fn count_try(&self, phone: &Phone, max_tries: u32, now: Timestamp) -> Result<CodeTry> {
-        let lock = self.db.dialect().for_update();
-        let mut tx = self.db.begin().await?;
-        let sql = format!("SELECT seal, tries, expires_at, all_tries, tried_at FROM login_code WHERE phone = ?{lock}");
-        let row = tx.row(&sql, args![phone.as_str()]).await?;
-        let refused = match &row {
-            None => CodeTry::NoCode,
-            Some(row) if row.int(1)? >= i64::from(max_tries) || row.int(2)? <= now.ms() => CodeTry::NoCode,
-            Some(row) => {
-                let (all_tries, tried_at) = (row.int(3)?, Timestamp::from_ms(row.int(4)?));
-                let all_tries = if tried_at.plus(TRIES_KEPT) <= now { 0 } else { all_tries };
-                match tried_at.plus(pause_after(all_tries)).ms() - now.ms() {
-                    wait_ms @ 1.. => CodeTry::Wait(Duration::from_millis(wait_ms.unsigned_abs())),
-                    _ => {
-                        let sql =
-                            "UPDATE login_code SET tries = tries + 1, all_tries = ?, tried_at = ? WHERE phone = ?";
-                        tx.execute(sql, args![all_tries + 1, now.ms(), phone.as_str()]).await?;
-                        tx.commit().await?;
-                        return Ok(CodeTry::Seal(row.bytes(0)?));
-                    }
-                }
-            }
-        };
-        tx.roll_back().await?;
-        Ok(refused)
-    }
-
-    async fn use_code(
-        &self,
-        seal: &[u8],
-        newcomer: &User,
-        session: SessionId,
-        expires_at: Timestamp,
-        now: Timestamp,
-    ) -> Result<Option<User>> {
-        let phone = newcomer.phone.as_str();
-        let mut tx = self.db.begin().await?;
-        let used = tx.execute("DELETE FROM login_code WHERE phone = ? AND seal = ?", args![phone, seal]).await?;
-        if used == 0 {
-            tx.roll_back().await?;
-            return Ok(None);
-        }
-        let insert = "INSERT INTO person (id, phone, nickname, created_at) VALUES (?, ?, ?, ?)";
-        let insert = format!("{insert}{}", self.db.dialect().or_leave("phone"));
-        tx.execute(&insert, args![newcomer.id.get(), phone, newcomer.nickname.as_str(), now.ms()]).await?;
-        let row = tx.row(&format!("{PEOPLE} phone = ?"), args![phone]).await?;
-        let user = read_user(&row.ok_or_else(|| unreadable("a person"))?)?;
-        let insert = "INSERT INTO session (id, user_id, created_at, expires_at) VALUES (?, ?, ?, ?)";
-        tx.execute(insert, args![&session.0[..], user.id.get(), now.ms(), expires_at.ms()]).await?;
-        tx.commit().await?;
-        Ok(Some(user))
-    }
-
     async fn open_all(
         &self,
         people: &[User],
@@ -158,15 +112,42 @@ impl Store {
         Ok(gone > 0)
     }
 
+    /// Ends all sessions of a user, under the lock of the user's row: a login takes it, too.
+    async fn delete_all_sessions(&self, user: UserId, disabled: Option<bool>) -> Result<Option<Disabled>> {
+        let lock = self.db.dialect().for_update();
+        let mut tx = self.db.begin().await?;
+        let found = tx.row(&format!("{PEOPLE} id = ?{lock}"), args![user.get()]).await?;
+        let Some(before) = found.as_ref().map(read_account).transpose()? else {
+            tx.roll_back().await?;
+            return Ok(None);
+        };
+        if let Some(disabled) = disabled {
+            let sql = "UPDATE person SET disabled = ? WHERE id = ?";
+            tx.execute(sql, args![u32::from(disabled), user.get()]).await?;
+        }
+        let ended = match disabled {
+            Some(false) => Vec::new(),
+            Some(true) | None => session_ids(&mut tx, user, Timestamp::from_ms(0)).await?,
+        };
+        delete_sessions(&mut tx, &ended).await?;
+        tx.commit().await?;
+        Ok(Some(Disabled { was: before.disabled, ended }))
+    }
+
     async fn delete_expired(&self, now: Timestamp) -> Result<u64> {
         let mut tx = self.db.begin().await?;
         let mut gone = 0;
-        // The tries of a phone are remembered longer than its code.
-        for (table, until) in [("session", now), ("login_code", now.minus(TRIES_KEPT))] {
-            gone += tx.execute(&format!("DELETE FROM {table} WHERE expires_at <= ?"), args![until.ms()]).await?;
+        for table in ["session", "login_challenge"] {
+            gone += tx.execute(&format!("DELETE FROM {table} WHERE expires_at <= ?"), args![now.ms()]).await?;
         }
+        gone += super::login::forget_phones(&mut tx, now).await?;
         tx.commit().await?;
         Ok(gone)
+    }
+
+    async fn read_account(&self, condition: &str, arg: Arg<'_>) -> Result<Option<Account>> {
+        let row = self.db.row(&format!("{PEOPLE} {condition} = ?"), &[arg]).await?;
+        row.as_ref().map(read_account).transpose()
     }
 }
 
@@ -179,27 +160,34 @@ impl Accounts for Store {
         row.ok_or_else(|| unreadable("a secret"))?.bytes(0)
     }
 
-    async fn put_code(&self, phone: &Phone, seal: &[u8], expires_at: Timestamp) -> Result<()> {
-        let insert =
-            "INSERT INTO login_code (phone, seal, tries, expires_at, all_tries, tried_at) VALUES (?, ?, 0, ?, 0, 0)";
-        let replace = self.db.dialect().or_replace("phone", &["seal", "tries", "expires_at"]);
-        let sql = format!("{insert}{replace}");
-        again!(self.db.execute(&sql, args![phone.as_str(), seal, expires_at.ms()]))
+    async fn login_failures(&self, phone: &Phone) -> Result<u32> {
+        self.read_failures(phone).await
     }
 
-    async fn try_code(&self, phone: &Phone, max_tries: u32, now: Timestamp) -> Result<CodeTry> {
-        again!(self.count_try(phone, max_tries, now))
+    async fn put_challenge(&self, challenge: &Challenge, max_live: usize) -> Result<()> {
+        again!(self.insert_challenge(challenge, max_live))
+    }
+
+    async fn try_challenge(
+        &self,
+        phone: &Phone,
+        which: WhichChallenge,
+        max_tries: u32,
+        now: Timestamp,
+    ) -> Result<Option<Challenge>> {
+        again!(self.count_try(phone, which, max_tries, now))
     }
 
     async fn log_in(
         &self,
-        seal: &[u8],
+        challenge: ChallengeId,
         newcomer: &User,
         session: SessionId,
         expires_at: Timestamp,
+        max_sessions: usize,
         now: Timestamp,
-    ) -> Result<Option<User>> {
-        again!(self.use_code(seal, newcomer, session, expires_at, now))
+    ) -> Result<LogIn> {
+        again!(self.use_challenge(challenge, newcomer, session, expires_at, max_sessions, now))
     }
 
     async fn open_sessions(
@@ -215,6 +203,18 @@ impl Accounts for Store {
     async fn user(&self, id: UserId) -> Result<Option<User>> {
         let row = self.db.row(&format!("{PEOPLE} id = ?"), args![id.get()]).await?;
         row.as_ref().map(read_user).transpose()
+    }
+
+    async fn account(&self, id: UserId) -> Result<Option<Account>> {
+        self.read_account("id", id.get().into()).await
+    }
+
+    async fn account_of(&self, phone: &Phone) -> Result<Option<Account>> {
+        self.read_account("phone", phone.as_str().into()).await
+    }
+
+    async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Option<Disabled>> {
+        again!(self.delete_all_sessions(user, Some(disabled)))
     }
 
     async fn session(&self, id: SessionId, now: Timestamp) -> Result<Option<Session>> {
@@ -233,6 +233,11 @@ impl Accounts for Store {
 
     async fn end_session(&self, user: UserId, id: SessionId) -> Result<bool> {
         again!(self.delete_session(user, id))
+    }
+
+    async fn end_sessions(&self, user: UserId) -> Result<Option<Vec<SessionId>>> {
+        let ended = again!(self.delete_all_sessions(user, None))?;
+        Ok(ended.map(|done| done.ended))
     }
 
     async fn forget_expired(&self, now: Timestamp) -> Result<u64> {

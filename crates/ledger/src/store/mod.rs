@@ -4,7 +4,7 @@
 //! - `quarantine`: orders that cannot be recorded for a reason of their own
 //! - `orders`, `sales`: the other transactions of selling
 //! - `lease`: worker numbers for the id maker
-//! - `catalogue`, `accounts`: shops and people; `audit`: what administrators did
+//! - `catalogue`, `accounts`: shops and people; `login`: login codes; `audit`: what administrators did
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that met another one is tried again
 //! as a whole, a few times.
@@ -13,6 +13,7 @@ mod accounts;
 mod audit;
 mod catalogue;
 mod lease;
+mod login;
 mod orders;
 mod quarantine;
 mod record;

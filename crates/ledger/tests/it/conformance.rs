@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use stampede_core::ids::WorkerId;
-use stampede_core::ports::{Admitted, CodeTry, Created, Edited, Recorded, SaleDraft, Session, SessionId, Stepped};
+use stampede_core::ports::{Admitted, Created, Edited, Recorded, SaleDraft, Stepped};
 use stampede_core::*;
 use stampede_ledger::Stores;
 
@@ -13,8 +13,9 @@ macro_rules! suite {
         $crate::conformance::suite!(@each $fresh;
             records_once, never_more_than_total, one_live_order_a_person, refuses_another_epoch, tells_a_collision,
             cancels_once, dead_stays_dead, concurrent_batches_keep_the_fences, edits_are_versioned, tops_up_once,
-            creates_only_under_a_parent, leases_never_overlap, a_code_is_tried_few_times_and_used_once,
-            sessions_slide_and_end, quarantined_orders_keep_their_mark_until_an_operator_acts,
+            creates_only_under_a_parent, leases_never_overlap, challenge_is_tried_few_times_and_used_once,
+            challenges_of_a_phone_are_bounded, sessions_slide_and_end, disabled_account_has_no_session,
+            quarantined_orders_keep_their_mark_until_an_operator_acts,
             quarantine_yields_to_rows_epochs_and_stock, a_cancellation_is_never_older_than_its_order,
             orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows, shops_are_searched_and_edited,
             a_search_looks_at_so_many_shops_and_no_more);
@@ -29,9 +30,11 @@ macro_rules! suite {
 }
 pub(crate) use suite;
 
+mod accounts;
 mod own_orders;
 mod quarantine;
 mod shops;
+pub use accounts::*;
 pub use own_orders::*;
 pub use quarantine::*;
 pub use shops::*;
@@ -308,89 +311,6 @@ pub async fn leases_never_overlap(stores: &Stores) {
     let stale = lease("me".into(), Some(mine.worker), zero).await;
     assert_ne!(stale.worker, mine.worker, "a worker that another holds is not renewed");
     assert!(stale.worker < WorkerId(1024));
-}
-
-pub async fn a_code_is_tried_few_times_and_used_once(stores: &Stores) {
-    let accounts = &stores.accounts;
-    let phone = Phone::parse("13800138000").unwrap();
-    let soon = NOW.plus(Duration::from_secs(300));
-    accounts.put_code(&phone, b"seal", soon).await.unwrap();
-    let tries: Vec<_> = (0..stampede_testkit::count(1000, 50))
-        .map(|_| {
-            let (accounts, phone) = (accounts.clone(), phone.clone());
-            tokio::spawn(async move { accounts.try_code(&phone, 5, NOW).await.unwrap() })
-        })
-        .collect();
-    let mut told = 0;
-    for one in tries {
-        told += usize::from(matches!(one.await.unwrap(), CodeTry::Seal(_)));
-    }
-    assert_eq!(told, 5);
-
-    // A new code starts its own count, not the phone's: the next try must wait, and each one after it longer.
-    let (mut now, mut pauses) = (NOW, Vec::new());
-    while pauses.len() < 17 {
-        accounts.put_code(&phone, b"seal2", now.plus(Duration::from_secs(1000))).await.unwrap();
-        match accounts.try_code(&phone, 5, now).await.unwrap() {
-            CodeTry::Wait(wait) => {
-                pauses.push(wait.as_secs());
-                now = now.plus(wait);
-            }
-            heard => assert_eq!(heard, CodeTry::Seal(b"seal2".to_vec())),
-        }
-    }
-    assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64, 64, 64, 64, 64, 64, 900, 900]);
-    let soon = now.plus(Duration::from_secs(300));
-    accounts.put_code(&phone, b"seal2", soon).await.unwrap();
-    assert_eq!(accounts.try_code(&phone, 5, soon).await.unwrap(), CodeTry::NoCode, "expired");
-    let unknown = Phone::parse("13900000000").unwrap();
-    assert_eq!(accounts.try_code(&unknown, 5, NOW).await.unwrap(), CodeTry::NoCode);
-    let tomorrow = now.plus(Duration::from_secs(24 * 3600));
-    accounts.put_code(&phone, b"seal2", tomorrow.plus(Duration::from_secs(1))).await.unwrap();
-    assert_eq!(accounts.forget_expired(NOW).await.unwrap(), 0);
-    assert_eq!(accounts.try_code(&phone, 5, tomorrow).await.unwrap(), CodeTry::Seal(b"seal2".to_vec()), "forgiven");
-    let newcomer = User { id: user(5), phone: phone.clone(), nickname: "n".into() };
-    let log_in = |seal: &'static [u8], newcomer: User, id| {
-        let accounts = accounts.clone();
-        async move { accounts.log_in(seal, &newcomer, SessionId([id; 16]), soon, NOW).await.unwrap() }
-    };
-    assert_eq!(log_in(b"seal", newcomer.clone(), 1).await, None, "the old code is gone");
-    assert_eq!(log_in(b"seal2", newcomer.clone(), 1).await, Some(newcomer.clone()));
-    assert_eq!(log_in(b"seal2", newcomer.clone(), 2).await, None, "used once");
-    accounts.put_code(&phone, b"seal3", soon).await.unwrap();
-    let again = User { id: user(6), ..newcomer.clone() };
-    assert_eq!(log_in(b"seal3", again, 3).await, Some(newcomer.clone()), "the phone keeps its user");
-    assert_eq!(accounts.user(user(5)).await.unwrap(), Some(newcomer));
-    assert_eq!(accounts.user(user(6)).await.unwrap(), None);
-
-    assert_eq!(accounts.secret("k", b"first").await.unwrap(), b"first");
-    assert_eq!(accounts.secret("k", b"second").await.unwrap(), b"first");
-}
-
-pub async fn sessions_slide_and_end(stores: &Stores) {
-    let accounts = &stores.accounts;
-    let phone = Phone::parse("13800138001").unwrap();
-    let soon = NOW.plus(Duration::from_secs(60));
-    let id = SessionId([7; 16]);
-    accounts.put_code(&phone, b"s", soon).await.unwrap();
-    let newcomer = User { id: user(5), phone, nickname: "n".into() };
-    accounts.log_in(b"s", &newcomer, id, soon, NOW).await.unwrap().unwrap();
-    let session = Session { id, user: user(5), created_at: NOW, expires_at: soon };
-    assert_eq!(accounts.session(id, NOW).await.unwrap(), Some(session));
-    assert_eq!(accounts.session(id, soon).await.unwrap(), None, "expired");
-
-    let later = Session { expires_at: soon.plus(Duration::from_secs(60)), ..session };
-    accounts.touch_sessions(&[later, session]).await.unwrap();
-    assert_eq!(accounts.session(id, soon).await.unwrap(), Some(later), "an expiry never moves back");
-    assert_eq!(accounts.forget_expired(soon).await.unwrap(), 0);
-    assert_eq!(accounts.sessions_of(user(5), NOW).await.unwrap(), [later]);
-    assert_eq!(accounts.sessions_of(user(6), NOW).await.unwrap(), []);
-    assert!(!accounts.end_session(user(6), id).await.unwrap(), "another's session");
-    assert!(accounts.end_session(user(5), id).await.unwrap());
-    assert!(!accounts.end_session(user(5), id).await.unwrap(), "once");
-    assert_eq!(accounts.session(id, NOW).await.unwrap(), None);
-    accounts.touch_sessions(&[later]).await.unwrap();
-    assert_eq!(accounts.session(id, NOW).await.unwrap(), None, "an ended session is not revived");
 }
 
 pub async fn a_missing_sale_is_poison(stores: &Stores) {

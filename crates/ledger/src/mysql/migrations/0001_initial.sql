@@ -135,7 +135,8 @@ CREATE TABLE worker_lease (
     until_ms BIGINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Who buys. One user per phone; a login code belongs to one phone and is used once; a session can be ended at any moment.
+-- Who buys. One user per phone; a login code belongs to one phone and one request, and is used once; a session can be ended at any
+-- moment, and a disabled account has none.
 
 CREATE TABLE secret (
     name  VARCHAR(128) PRIMARY KEY,
@@ -149,19 +150,34 @@ CREATE TABLE person (
     id         BIGINT PRIMARY KEY,
     phone      VARCHAR(16) NOT NULL UNIQUE,
     nickname   VARCHAR(64) NOT NULL,
-    created_at BIGINT NOT NULL
+    created_at BIGINT NOT NULL,
+    disabled   BIGINT NOT NULL DEFAULT 0 CHECK (disabled = 0 OR disabled = 1)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE login_code (
-    phone      VARCHAR(16) PRIMARY KEY,
+-- A phone that codes were sent to. Every transaction about its challenges locks this row first.
+CREATE TABLE login_phone (
+    phone    VARCHAR(16) PRIMARY KEY,
+    failures BIGINT NOT NULL, -- tries since the last login, over all challenges
+    used_at  BIGINT NOT NULL
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE INDEX login_phone_by_use ON login_phone (used_at);
+
+-- A login code that was sent. Its tries are its own: guesses at one challenge do not touch another.
+CREATE TABLE login_challenge (
+    id         BINARY(16) PRIMARY KEY,
+    phone      VARCHAR(16) NOT NULL,
+    address    VARCHAR(45) NOT NULL, -- that requested it; of IPv6 the first 64 bits
     seal       VARBINARY(64) NOT NULL,
-    tries      BIGINT NOT NULL, -- of this code
-    expires_at BIGINT NOT NULL,
-    all_tries  BIGINT NOT NULL, -- of this phone since its last login; a new code does not reset it
-    tried_at   BIGINT NOT NULL
+    digits     BIGINT NOT NULL,
+    tries      BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE INDEX login_code_by_expiry ON login_code (expires_at);
+CREATE INDEX login_challenge_by_phone ON login_challenge (phone, created_at);
+
+CREATE INDEX login_challenge_by_expiry ON login_challenge (expires_at);
 
 CREATE TABLE session (
     id         BINARY(16) PRIMARY KEY,

@@ -130,7 +130,8 @@ CREATE TABLE worker_lease (
     until_ms BIGINT NOT NULL
 );
 
--- Who buys. One user per phone; a login code belongs to one phone and is used once; a session can be ended at any moment.
+-- Who buys. One user per phone; a login code belongs to one phone and one request, and is used once; a session can be ended at any
+-- moment, and a disabled account has none.
 
 CREATE TABLE secret (
     name  TEXT PRIMARY KEY,
@@ -142,21 +143,36 @@ INSERT INTO secret (name, value) VALUES ('lease_lock', '');
 
 CREATE TABLE person (
     id         BIGINT PRIMARY KEY,
-    phone      TEXT    NOT NULL UNIQUE,
-    nickname   TEXT    NOT NULL,
-    created_at BIGINT NOT NULL
+    phone      TEXT NOT NULL UNIQUE,
+    nickname   TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    disabled   BIGINT NOT NULL DEFAULT 0 CHECK (disabled = 0 OR disabled = 1)
 );
 
-CREATE TABLE login_code (
-    phone      TEXT    PRIMARY KEY,
-    seal       BYTEA    NOT NULL,
-    tries      BIGINT NOT NULL, -- of this code
-    expires_at BIGINT NOT NULL,
-    all_tries  BIGINT NOT NULL, -- of this phone since its last login; a new code does not reset it
-    tried_at   BIGINT NOT NULL
+-- A phone that codes were sent to. Every transaction about its challenges locks this row first.
+CREATE TABLE login_phone (
+    phone    TEXT PRIMARY KEY,
+    failures BIGINT NOT NULL, -- tries since the last login, over all challenges
+    used_at  BIGINT NOT NULL
 );
 
-CREATE INDEX login_code_by_expiry ON login_code (expires_at);
+CREATE INDEX login_phone_by_use ON login_phone (used_at);
+
+-- A login code that was sent. Its tries are its own: guesses at one challenge do not touch another.
+CREATE TABLE login_challenge (
+    id         BYTEA PRIMARY KEY,
+    phone      TEXT NOT NULL,
+    address    TEXT NOT NULL, -- that requested it; of IPv6 the first 64 bits
+    seal       BYTEA NOT NULL,
+    digits     BIGINT NOT NULL,
+    tries      BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL
+);
+
+CREATE INDEX login_challenge_by_phone ON login_challenge (phone, created_at);
+
+CREATE INDEX login_challenge_by_expiry ON login_challenge (expires_at);
 
 CREATE TABLE session (
     id         BYTEA    PRIMARY KEY,

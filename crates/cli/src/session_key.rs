@@ -1,0 +1,68 @@
+//! The key that session tokens are sealed with, from the environment or a file. Without either, the ledger keeps one.
+
+use anyhow::{Context as _, bail};
+use stampede_engine::SessionKeys;
+
+const VARIABLE: &str = "STAMPEDE_SESSION_KEY";
+
+/// The current key and perhaps the previous one, from the environment or the file of this name; `None` if neither is given.
+pub fn load(file: &str) -> anyhow::Result<Option<SessionKeys>> {
+    if let Some(text) = std::env::var_os(VARIABLE) {
+        let text = text.into_string().ok().with_context(|| format!("{VARIABLE} is not valid text"))?;
+        return parse(&text).context(VARIABLE).map(Some);
+    }
+    if file.is_empty() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read the session key in {file}"))?;
+    parse(&text).with_context(|| format!("login.session_key_file {file}")).map(Some)
+}
+
+fn parse(text: &str) -> anyhow::Result<SessionKeys> {
+    let keys = text.split(['\n', ',']).map(str::trim).filter(|line| !line.is_empty());
+    match keys.map(key).collect::<anyhow::Result<Vec<_>>>()?[..] {
+        [current] => Ok(SessionKeys { current, previous: None }),
+        [current, previous] if current != previous => Ok(SessionKeys { current, previous: Some(previous) }),
+        [_, _] => bail!("the two session keys must differ"),
+        _ => bail!("expected one session key, or two: the current one and the previous one"),
+    }
+}
+
+/// Never shown, not even in part.
+fn key(text: &str) -> anyhow::Result<[u8; 32]> {
+    let mut key = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        bail!("a session key has 64 hexadecimal digits");
+    }
+    for (place, byte) in key.iter_mut().enumerate() {
+        let digits = &text[2 * place..2 * place + 2];
+        *byte = u8::from_str_radix(digits, 16).ok().context("a session key has 64 hexadecimal digits")?;
+    }
+    if key.iter().all(|byte| *byte == key[0]) {
+        bail!("a session key must be random: make one with `openssl rand -hex 32`");
+    }
+    Ok(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_key_or_two_and_nothing_weak() {
+        let (one, two) = ("01".repeat(31) + "ff", "ab".repeat(31) + "cd");
+        let keys = parse(&format!("{one}\n")).unwrap();
+        assert_eq!((keys.current[0], keys.current[31], keys.previous), (1, 255, None));
+        for text in [format!("{two}\n{one}\n"), format!("{two},{one}")] {
+            let keys = parse(&text).unwrap();
+            assert_eq!((keys.current[31], keys.previous.unwrap()[31]), (0xcd, 0xff));
+        }
+        for wrong in
+            ["", "abc", &"0".repeat(64), &"zz".repeat(32), &"+1".repeat(32), &format!("{one}\n{one}"), &"密".repeat(22)]
+        {
+            let error = format!("{:#}", parse(wrong).unwrap_err());
+            assert!(wrong.is_empty() || !error.contains(wrong), "{error}");
+        }
+        assert!(parse(&format!("{one}\n{two}\n{one}")).is_err());
+    }
+}

@@ -1,0 +1,142 @@
+//! Login by a code sent to the phone.
+//!
+//! Every request for a code makes a challenge of its own, and tries are bound to it: guesses at one challenge neither use up nor
+//! delay another. What bounds a guesser is the number of challenges (`send_budget`), five tries at each, and longer codes after
+//! a hundred tries without a login.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use metrics::counter;
+use rand::RngExt as _;
+use stampede_core::ports::{Challenge, ChallengeId, LogIn, Session, SessionId, WhichChallenge};
+use stampede_core::{Code, LONG_CODES_AFTER, Phone, Timestamp, User, UserId};
+use tokio::time::Instant;
+
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::proof_of_work::{Puzzle, Solution};
+use crate::send_budget::counted_as;
+
+const DIGITS: u32 = 6;
+const LONG_DIGITS: u32 = 10;
+/// How many live challenges a phone has at most.
+const MAX_LIVE: usize = 20;
+/// A refused login is answered at a multiple of this time, so that how long it took does not tell whether there was a code to
+/// compare with.
+const REFUSED_AFTER: Duration = Duration::from_millis(100);
+
+/// Brings a login code to its phone.
+#[async_trait]
+pub trait Sender: Send + Sync + fmt::Debug {
+    async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+}
+
+#[derive(Debug)]
+pub struct CodeSent {
+    /// Names this request; to be given back with the code.
+    pub challenge: ChallengeId,
+    pub expires_in: Duration,
+    /// Only in a demonstration.
+    pub shown: Option<String>,
+}
+
+#[derive(Debug)]
+pub struct LoggedIn {
+    pub token: String,
+    pub user: User,
+    pub expires_at: Timestamp,
+}
+
+impl Engine {
+    /// A puzzle to be solved before a code is sent.
+    pub fn puzzle(&self) -> Puzzle {
+        let people = &self.people;
+        people.proof_of_work.puzzle(&people.sealer, people.clock.now())
+    }
+
+    /// Sends a login code to the phone, requested from this address.
+    pub async fn send_code(
+        &self,
+        phone: &Phone,
+        address: IpAddr,
+        solution: Option<Solution<'_>>,
+    ) -> Result<CodeSent, Error> {
+        let people = &self.people;
+        if people.sender.is_none() {
+            return Err(Error::Plain(Code::Unavailable));
+        }
+        people.proof_of_work.check(&people.sealer, phone, solution, people.clock.now())?;
+        people.budgets.take(phone, address).map_err(|wait| Error::Limited { wait })?;
+        let sent = self.send_challenge(phone, counted_as(address)).await;
+        if sent.is_err() {
+            people.budgets.undo(phone, address);
+        }
+        sent
+    }
+
+    async fn send_challenge(&self, phone: &Phone, address: IpAddr) -> Result<CodeSent, Error> {
+        let people = &self.people;
+        let Some(sender) = &people.sender else { return Err(Error::Plain(Code::Unavailable)) };
+        let failures = people.accounts.login_failures(phone).await?;
+        let digits = if failures >= LONG_CODES_AFTER { LONG_DIGITS } else { DIGITS };
+        let number = rand::rng().random_range(0..10_u64.pow(digits));
+        let code = format!("{number:0width$}", width = digits as usize);
+        let (id, created_at) = (ChallengeId(rand::rng().random()), people.clock.now());
+        let seal = people.sealer.code(phone, id, &code).to_vec();
+        let expires_at = created_at.plus(people.config.code_ttl);
+        let challenge = Challenge { id, phone: phone.clone(), address, seal, digits, created_at, expires_at };
+        people.accounts.put_challenge(&challenge, MAX_LIVE).await?;
+        sender.send(phone, &code).await.map_err(Error::Sender)?;
+        let shown = people.config.show_codes.then_some(code);
+        Ok(CodeSent { challenge: id, expires_in: people.config.code_ttl, shown })
+    }
+
+    /// Opens a session for who knows the code of this challenge, or else of the newest one that was requested from the same
+    /// address. The first login makes the user.
+    pub async fn log_in(
+        &self,
+        phone: Phone,
+        code: &str,
+        challenge: Option<ChallengeId>,
+        address: IpAddr,
+    ) -> Result<LoggedIn, Error> {
+        let started = Instant::now();
+        let which = challenge.map_or(WhichChallenge::NewestFrom(counted_as(address)), WhichChallenge::Id);
+        let done = self.use_code(phone, code, which).await;
+        if matches!(done, Err(Error::Plain(Code::WrongCode))) {
+            let steps = started.elapsed().as_millis() / REFUSED_AFTER.as_millis() + 1;
+            let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+            tokio::time::sleep_until(started + REFUSED_AFTER.saturating_mul(steps)).await;
+        }
+        done
+    }
+
+    async fn use_code(&self, phone: Phone, code: &str, which: WhichChallenge) -> Result<LoggedIn, Error> {
+        let people = &self.people;
+        let (now, config) = (people.clock.now(), &people.config);
+        // The try is counted before anything is compared.
+        let challenge = people.accounts.try_challenge(&phone, which, config.code_tries, now).await?;
+        let challenge = challenge.ok_or(Error::Plain(Code::WrongCode))?;
+        counter!("stampede_login_tries_total", "digits" => challenge.digits.to_string()).increment(1);
+        if !people.sealer.is_code(&phone, challenge.id, code, &challenge.seal) {
+            return Err(Error::Plain(Code::WrongCode));
+        }
+        let nickname = format!("user_{:08x}", rand::rng().random::<u32>());
+        let newcomer = User { id: self.next_id(UserId::new)?, phone, nickname };
+        let (id, expires_at) = (SessionId(rand::rng().random()), people.expiry(now, now));
+        let accounts = &people.accounts;
+        let done = accounts.log_in(challenge.id, &newcomer, id, expires_at, config.max_sessions, now).await?;
+        let (user, ended) = match done {
+            LogIn::Done { user, ended } => (user, ended),
+            LogIn::Used => return Err(Error::Plain(Code::WrongCode)),
+            LogIn::Disabled => return Err(Error::Plain(Code::AccountDisabled)),
+        };
+        people.budgets.used(&newcomer.phone, challenge.address);
+        people.forget_each(&ended, user.id);
+        people.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
+        Ok(LoggedIn { token: people.sealer.token(id, user.id), user, expires_at })
+    }
+}

@@ -1,0 +1,185 @@
+//! Proof of work before a login code is sent: off unless the settings say how hard.
+//!
+//! A puzzle is a text that we have sealed, with its expiry and its difficulty. Its solution is an answer for which the SHA-256 of
+//! `PUZZLE:PHONE:ANSWER` begins with so many zero bits. Nothing is kept of a puzzle until it is solved; then it is remembered
+//! until it expires, so that it works once. Each process remembers its own.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rand::RngExt as _;
+use sha2::{Digest as _, Sha256};
+use stampede_core::{Code, Phone, Timestamp};
+
+use crate::error::Error;
+use crate::token::Sealer;
+
+/// How long a puzzle may take.
+const EXPIRES_IN: Duration = Duration::from_secs(120);
+/// How many solved puzzles are remembered. Beyond that requests hear 503 until some have expired.
+const MAX_SOLVED: usize = 100_000;
+const MAX_ANSWER: usize = 32;
+
+const SEALED: usize = 16 + 8 + 1;
+const BYTES: usize = SEALED + 16;
+/// How long a puzzle is as text.
+const TEXT_BYTES: usize = 55;
+
+/// To be solved before a code is sent.
+#[derive(Debug, Clone)]
+pub struct Puzzle {
+    pub text: String,
+    /// How many zero bits the hash must begin with.
+    pub bits: u8,
+    pub expires_in: Duration,
+}
+
+/// A puzzle and an answer to it.
+#[derive(Debug, Clone, Copy)]
+pub struct Solution<'a> {
+    pub puzzle: &'a str,
+    pub answer: &'a str,
+}
+
+pub(crate) struct ProofOfWork {
+    bits: u8,
+    /// Solved puzzles by their random part, with their expiry.
+    solved: Mutex<HashMap<[u8; 16], i64>>,
+}
+
+impl ProofOfWork {
+    /// None is wanted with 0 bits.
+    pub(crate) fn new(bits: u8) -> Self {
+        Self { bits, solved: Mutex::default() }
+    }
+
+    pub(crate) fn puzzle(&self, sealer: &Sealer, now: Timestamp) -> Puzzle {
+        let mut bytes = [0; BYTES];
+        bytes[..16].copy_from_slice(&rand::rng().random::<[u8; 16]>());
+        bytes[16..24].copy_from_slice(&now.plus(EXPIRES_IN).ms().to_be_bytes());
+        bytes[24] = self.bits;
+        let seal = sealer.puzzle(&bytes[..SEALED]);
+        bytes[SEALED..].copy_from_slice(&seal);
+        Puzzle { text: URL_SAFE_NO_PAD.encode(bytes), bits: self.bits, expires_in: EXPIRES_IN }
+    }
+
+    /// Is it solved, for the first time? Always, if no proof is wanted.
+    pub(crate) fn check(
+        &self,
+        sealer: &Sealer,
+        phone: &Phone,
+        solution: Option<Solution<'_>>,
+        now: Timestamp,
+    ) -> Result<(), Error> {
+        if self.bits == 0 {
+            return Ok(());
+        }
+        let solved = solution.and_then(|solution| self.opened(sealer, phone, solution, now));
+        let (name, expires_ms) = solved.ok_or(Error::Plain(Code::ProofRequired))?;
+        let mut solved = self.solved.lock().unwrap_or_else(PoisonError::into_inner);
+        if solved.len() >= MAX_SOLVED {
+            solved.retain(|_, expires_ms| *expires_ms > now.ms());
+            if solved.len() >= MAX_SOLVED {
+                return Err(Error::Busy);
+            }
+        }
+        match solved.insert(name, expires_ms) {
+            None => Ok(()),
+            Some(_) => Err(Error::Plain(Code::ProofRequired)),
+        }
+    }
+
+    /// The random part and the expiry of a puzzle of ours that has not expired, if this solves it.
+    fn opened(
+        &self,
+        sealer: &Sealer,
+        phone: &Phone,
+        solution: Solution<'_>,
+        now: Timestamp,
+    ) -> Option<([u8; 16], i64)> {
+        let Solution { puzzle, answer } = solution;
+        if puzzle.len() != TEXT_BYTES || answer.len() > MAX_ANSWER {
+            return None;
+        }
+        let mut bytes = [0; BYTES];
+        let length = URL_SAFE_NO_PAD.decode_slice(puzzle, &mut bytes).ok()?;
+        if length != BYTES || !sealer.is_puzzle(&bytes[..SEALED], &bytes[SEALED..]) {
+            return None;
+        }
+        let name: [u8; 16] = bytes[..16].try_into().ok()?;
+        let expires_ms = i64::from_be_bytes(bytes[16..24].try_into().ok()?);
+        // The difficulty may have been raised since.
+        if expires_ms <= now.ms() || bytes[24] < self.bits {
+            return None;
+        }
+        let hash = Sha256::digest(format!("{puzzle}:{}:{answer}", phone.as_str()));
+        (leading_zeros(&hash) >= u32::from(self.bits)).then_some((name, expires_ms))
+    }
+}
+
+fn leading_zeros(hash: &[u8]) -> u32 {
+    let zeros = hash.iter().take_while(|byte| **byte == 0).count();
+    let whole = u32::try_from(zeros * 8).unwrap_or(u32::MAX);
+    whole + hash.get(zeros).map_or(0, |byte| byte.leading_zeros())
+}
+
+impl fmt::Debug for ProofOfWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProofOfWork").field("bits", &self.bits).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn solve(puzzle: &Puzzle, phone: &Phone) -> String {
+        let hash = |answer: &u64| Sha256::digest(format!("{}:{}:{answer}", puzzle.text, phone.as_str()));
+        let answer = (0_u64..).find(|answer| leading_zeros(&hash(answer)) >= u32::from(puzzle.bits));
+        answer.unwrap().to_string()
+    }
+
+    #[test]
+    fn a_solved_puzzle_works_once_for_its_phone_and_in_time() {
+        let (sealer, now) = (Sealer::new(&[1; 32], None), Timestamp::from_ms(1_800_000_000_000));
+        let (mine, other) = (Phone::parse("13800138000").unwrap(), Phone::parse("13800138001").unwrap());
+        let work = ProofOfWork::new(10);
+        let refused = |phone: &Phone, puzzle: &str, answer: &str, now| {
+            let heard = work.check(&sealer, phone, Some(Solution { puzzle, answer }), now);
+            assert_eq!(heard.unwrap_err().code(), Code::ProofRequired);
+        };
+        assert_eq!(work.check(&sealer, &mine, None, now).unwrap_err().code(), Code::ProofRequired);
+        let puzzle = work.puzzle(&sealer, now);
+        assert_eq!(puzzle.text.len(), TEXT_BYTES);
+        let answer = solve(&puzzle, &mine);
+        let wrong = (0_u64..)
+            .map(|n| format!("wrong{n}"))
+            .find(|answer| leading_zeros(&Sha256::digest(format!("{}:{}:{answer}", puzzle.text, mine.as_str()))) < 10);
+        refused(&mine, &puzzle.text, &wrong.unwrap(), now);
+        refused(&mine, &puzzle.text, &answer, now.plus(EXPIRES_IN));
+        // For another phone the same answer is right only by a chance of 1 in 1024.
+        if leading_zeros(&Sha256::digest(format!("{}:{}:{answer}", puzzle.text, other.as_str()))) < 10 {
+            refused(&other, &puzzle.text, &answer, now);
+        }
+        let elsewhere = ProofOfWork::new(10).puzzle(&Sealer::new(&[2; 32], None), now);
+        refused(&mine, &elsewhere.text, &solve(&elsewhere, &mine), now);
+        let easy = ProofOfWork::new(1).puzzle(&sealer, now);
+        refused(&mine, &easy.text, &solve(&easy, &mine), now);
+
+        let solution = Some(Solution { puzzle: &puzzle.text, answer: &answer });
+        work.check(&sealer, &mine, solution, now).unwrap();
+        refused(&mine, &puzzle.text, &answer, now);
+        ProofOfWork::new(0).check(&sealer, &mine, None, now).unwrap();
+    }
+
+    #[test]
+    fn zeros_are_counted_in_bits() {
+        assert_eq!(leading_zeros(&[0xff]), 0);
+        assert_eq!(leading_zeros(&[0, 0, 0x10]), 19);
+        assert_eq!(leading_zeros(&[0, 0]), 16);
+    }
+}

@@ -1,0 +1,237 @@
+//! How many login codes may be sent: to a phone, for an address and its network, and by the whole shop.
+//!
+//! One address may use at most half of what a phone may have, so that it cannot keep the phone's owner from getting a code. A
+//! code that a login has used does not count against the phone's day: its owner asked for it. Each process counts alone, in
+//! bounded memory.
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use metrics::{Counter, counter};
+use stampede_core::Phone;
+use stampede_limit::{Limit, SlidingWindow, network};
+
+#[derive(Debug, Clone, Copy)]
+pub struct SendBudgets {
+    pub per_phone: Limit,
+    /// Codes that no login has used.
+    pub per_phone_day: Limit,
+    /// Per IPv4 address, and per network of 64 bits of IPv6.
+    pub per_address: Limit,
+    pub per_ipv6_56: Limit,
+    pub per_ipv6_48: Limit,
+    pub per_shop: Limit,
+    /// How many phones and addresses each budget remembers.
+    pub memory: usize,
+}
+
+/// The address that budgets, shares and challenges are counted by.
+pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
+    network(address, 64)
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Key {
+    Phone(Phone),
+    /// What one address uses of a phone's budget.
+    Share(Phone, IpAddr),
+    Network(IpAddr),
+    Shop,
+}
+
+/// Writes a log line at most this often for each budget.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct Budget {
+    name: &'static str,
+    count: u32,
+    used: SlidingWindow<Key>,
+    spent: Counter,
+    /// When it was last logged, and how often it has refused since.
+    logged: Mutex<(Option<Instant>, u64)>,
+}
+
+impl Budget {
+    fn new(name: &'static str, limit: Limit, memory: usize) -> Self {
+        let spent = counter!("stampede_send_budget_spent_total", "budget" => name);
+        // The series is there from the start, so that an alert on it can be written before it is needed.
+        spent.increment(0);
+        Self { name, count: limit.count, used: SlidingWindow::new(limit, memory), spent, logged: Mutex::default() }
+    }
+
+    fn take(&self, key: &Key) -> Result<(), Duration> {
+        let count = if matches!(key, Key::Share(..)) { (self.count / 2).max(1) } else { self.count };
+        self.used.check_up_to(key.clone(), count)
+    }
+
+    fn refused(&self, key: &Key, phone: &Phone, address: IpAddr) {
+        self.spent.increment(1);
+        let refused = {
+            let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+            logged.1 += 1;
+            if logged.0.is_some_and(|at| at.elapsed() < LOG_EVERY) {
+                return;
+            }
+            std::mem::replace(&mut *logged, (Some(Instant::now()), 0)).1
+        };
+        let share = matches!(key, Key::Share(..));
+        tracing::warn!(budget = self.name, share, %phone, %address, refused, "a send budget is spent");
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct SendLimiter {
+    phone: Budget,
+    phone_day: Budget,
+    address: Budget,
+    ipv6_56: Budget,
+    ipv6_48: Budget,
+    shop: Budget,
+}
+
+impl SendLimiter {
+    pub(crate) fn new(config: SendBudgets) -> Self {
+        // A phone counts as a whole and by the shares of its addresses.
+        let budget = |name, limit| Budget::new(name, limit, config.memory);
+        Self {
+            phone: budget("phone", config.per_phone),
+            phone_day: budget("phone_day", config.per_phone_day),
+            address: budget("address", config.per_address),
+            ipv6_56: budget("ipv6_56", config.per_ipv6_56),
+            ipv6_48: budget("ipv6_48", config.per_ipv6_48),
+            shop: budget("shop", config.per_shop),
+        }
+    }
+
+    /// Every budget that a code to this phone for this address counts against. Shares come before their wholes.
+    fn budgets(&self, phone: &Phone, address: IpAddr) -> Vec<(&Budget, Key)> {
+        let share = || Key::Share(phone.clone(), counted_as(address));
+        let mut budgets = vec![
+            (&self.phone, share()),
+            (&self.phone, Key::Phone(phone.clone())),
+            (&self.phone_day, share()),
+            (&self.phone_day, Key::Phone(phone.clone())),
+            (&self.address, Key::Network(counted_as(address))),
+        ];
+        if address.to_canonical().is_ipv6() {
+            budgets.push((&self.ipv6_56, Key::Network(network(address, 56))));
+            budgets.push((&self.ipv6_48, Key::Network(network(address, 48))));
+        }
+        budgets.push((&self.shop, Key::Shop));
+        budgets
+    }
+
+    /// Counts one code against every budget, or against none: then how long to wait.
+    pub(crate) fn take(&self, phone: &Phone, address: IpAddr) -> Result<(), Duration> {
+        let budgets = self.budgets(phone, address);
+        for (place, (budget, key)) in budgets.iter().enumerate() {
+            if let Err(wait) = budget.take(key) {
+                budgets[..place].iter().for_each(|(budget, key)| budget.used.undo(key));
+                budget.refused(key, phone, address);
+                return Err(wait);
+            }
+        }
+        Ok(())
+    }
+
+    /// The code was not sent after all.
+    pub(crate) fn undo(&self, phone: &Phone, address: IpAddr) {
+        self.budgets(phone, address).iter().for_each(|(budget, key)| budget.used.undo(key));
+    }
+
+    /// A login has used a code that was requested from this address.
+    pub(crate) fn used(&self, phone: &Phone, address: IpAddr) {
+        self.phone_day.used.undo(&Key::Phone(phone.clone()));
+        self.phone_day.used.undo(&Key::Share(phone.clone(), counted_as(address)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANY: Limit = Limit { count: 1000, window: Duration::from_secs(3600) };
+    const CONFIG: SendBudgets = SendBudgets {
+        per_phone: MANY,
+        per_phone_day: MANY,
+        per_address: MANY,
+        per_ipv6_56: MANY,
+        per_ipv6_48: MANY,
+        per_shop: MANY,
+        memory: 1000,
+    };
+
+    fn few(count: u32) -> Limit {
+        Limit { count, ..MANY }
+    }
+
+    fn phone(n: u32) -> Phone {
+        Phone::parse(&format!("138{n:08}")).unwrap()
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// How many of `tries` codes are granted, each to the phone and for the address that `of` says.
+    fn granted(limiter: &SendLimiter, tries: u32, of: impl Fn(u32) -> (Phone, IpAddr)) -> usize {
+        (0..tries)
+            .filter(|&n| {
+                let (phone, address) = of(n);
+                limiter.take(&phone, address).is_ok()
+            })
+            .count()
+    }
+
+    #[test]
+    fn one_address_uses_at_most_half_of_a_phones_budget() {
+        for config in [SendBudgets { per_phone: few(10), ..CONFIG }, SendBudgets { per_phone_day: few(10), ..CONFIG }] {
+            let limiter = SendLimiter::new(config);
+            assert_eq!(granted(&limiter, 50, |_| (phone(1), ip("192.0.2.1"))), 5);
+            // Addresses of one /64 are one address.
+            let in_one_64 = |n| (phone(1), ip(&format!("2001:db8::{n:x}")));
+            assert_eq!(granted(&limiter, 50, in_one_64), 5, "the other half");
+            assert_eq!(granted(&limiter, 50, |_| (phone(1), ip("192.0.2.2"))), 0, "the phone has had enough");
+            assert_eq!(granted(&limiter, 1, |_| (phone(2), ip("192.0.2.1"))), 1, "another phone");
+        }
+    }
+
+    #[test]
+    fn addresses_networks_and_the_shop_have_budgets() {
+        let to_many = |address: &'static str| move |n| (phone(n), ip(address));
+        let limiter = SendLimiter::new(SendBudgets { per_address: few(3), ..CONFIG });
+        assert_eq!(granted(&limiter, 9, to_many("192.0.2.1")), 3);
+        assert_eq!(granted(&limiter, 9, to_many("192.0.2.2")), 3, "each IPv4 address has its own");
+        assert_eq!(granted(&limiter, 9, |n| (phone(n), ip(&format!("2001:db8::{n:x}")))), 3, "a /64 is one");
+
+        let each_64 = |n| (phone(n), ip(&format!("2001:db8:0:{n:x}::1")));
+        let limiter = SendLimiter::new(SendBudgets { per_address: few(3), per_ipv6_56: few(5), ..CONFIG });
+        assert_eq!(granted(&limiter, 20, each_64), 5);
+        let each_56 = |n| (phone(n), ip(&format!("2001:db8:0:{:x}::1", n << 8)));
+        let limiter = SendLimiter::new(SendBudgets { per_ipv6_56: few(5), per_ipv6_48: few(7), ..CONFIG });
+        assert_eq!(granted(&limiter, 20, each_56), 7);
+        let limiter = SendLimiter::new(SendBudgets { per_shop: few(9), ..CONFIG });
+        assert_eq!(granted(&limiter, 20, |n| (phone(n), ip(&format!("192.0.2.{n}")))), 9);
+    }
+
+    #[test]
+    fn a_refused_code_counts_nowhere_and_a_used_one_not_for_the_day() {
+        let limiter = SendLimiter::new(SendBudgets { per_shop: few(1), per_phone_day: few(4), ..CONFIG });
+        let (owner, home) = (phone(1), ip("192.0.2.1"));
+        limiter.take(&owner, home).unwrap();
+        for _ in 0..10 {
+            limiter.take(&owner, home).unwrap_err();
+        }
+        limiter.undo(&owner, home);
+        assert_eq!(granted(&limiter, 9, |_| (owner.clone(), home)), 1, "the shop's one; the phone's are still there");
+
+        let limiter = SendLimiter::new(SendBudgets { per_phone_day: few(4), ..CONFIG });
+        for _ in 0..10 {
+            limiter.take(&owner, home).unwrap();
+            limiter.used(&owner, home);
+        }
+        assert_eq!(granted(&limiter, 9, |_| (owner.clone(), home)), 2, "codes that no login has used");
+    }
+}
