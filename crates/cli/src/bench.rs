@@ -77,6 +77,10 @@ pub struct Bench {
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
 
+    /// How long the storm lasts at least
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+    storm_seconds: f64,
+
     /// Who comes when; printed, so that a run can be repeated [default: random]
     #[arg(long)]
     seed: Option<u64>,
@@ -136,6 +140,9 @@ impl Bench {
         if !(0.01..=3600.0).contains(&self.seconds) {
             bail!("--seconds must be between 0.01 and 3600");
         }
+        if !(0.0..=3600.0).contains(&self.storm_seconds) {
+            bail!("--storm-seconds must be between 0 and 3600");
+        }
         let mut running = match &self.target {
             Some(target) => self.aim(target).await?,
             None => self.start().await?,
@@ -149,6 +156,7 @@ impl Bench {
             rate: self.rate,
             seed,
             measure: Duration::from_secs_f64(self.seconds),
+            storm: Duration::from_secs_f64(self.storm_seconds),
             kill: self.kill,
         };
         let pulse = Pulse::new();
@@ -182,10 +190,10 @@ impl Bench {
         let admin = self.admin.as_deref().map_or(Ok(address), address_of)?;
         let token = self.admin_token.read()?;
         let ledger = match &self.database {
-            Some(url) => Some(stampede_ledger::open(&Database::parse(url)?).await?.ledger),
+            Some(url) => Some(stampede_ledger::open_read_only(&Database::parse(url)?).await?),
             None => None,
         };
-        let system = System { addresses: vec![address], admin, token, nodes: Vec::new(), ledger };
+        let system = System { addresses: vec![address], admins: vec![admin], token, nodes: Vec::new(), ledger };
         Ok(Running { system, tier: "target".to_owned(), _server: None, _folder: None })
     }
 
@@ -214,9 +222,9 @@ impl Bench {
         }
         let path = data.join("node-0").join("stampede.db");
         let database = url.as_deref().map_or(Ok(Database::Sqlite(path)), Database::parse)?;
-        let ledger = Some(stampede_ledger::open(&database).await?.ledger);
+        let ledger = Some(stampede_ledger::open_read_only(&database).await?);
         let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
-        let system = System { admin: addresses[0], addresses, token, nodes, ledger };
+        let system = System { admins: addresses.clone(), addresses, token, nodes, ledger };
         Ok(Running { system, tier: self.tier.clone(), _server: server, _folder: folder })
     }
 

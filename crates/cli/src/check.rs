@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -12,7 +13,7 @@ use serde_json::json;
 use stampede_core::SaleId;
 use stampede_core::ports::Ledger;
 use stampede_ledger::Database;
-use stampede_proof::check::{self, Evidence, Line};
+use stampede_proof::check::{self, Line, Patience, Rules};
 use stampede_proof::history::{self, Attempt};
 use stampede_proof::system::System;
 
@@ -25,15 +26,16 @@ pub struct Check {
     #[command(flatten)]
     flags: Flags,
 
-    /// The administrators' address of the running system, such as http://127.0.0.1:8080; without it the system is taken for
-    /// stopped. Its ledger is read through its routes, or, with --database, --data-dir or --config, from the database itself
+    /// The administrators' address of a running node, such as http://127.0.0.1:8080; can be given several times, once for each node,
+    /// and every gate is compared. Without it the system is taken for stopped. The ledger is read through the first node, or, with
+    /// --database, --data-dir or --config, from the database itself
     #[arg(long, value_name = "URL")]
-    target: Option<String>,
+    target: Vec<String>,
 
     #[command(flatten)]
     admin_token: AdminTokenSource,
 
-    /// What was asked and heard, as `stampede bench --history` writes it
+    /// What was asked and answered, as `stampede bench --history` writes it
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
 
@@ -41,23 +43,41 @@ pub struct Check {
     #[arg(long, value_name = "ID")]
     sale: Vec<SaleId>,
 
+    /// How far the clocks of nodes, database and history may be apart, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 1_000)]
+    clocks_apart_ms: u64,
+
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// A live system is looked at again for this long before a finding counts: orders are on their way all the time.
-const PERSISTS: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// A live system is looked at again and again: orders are on their way all the time, and only what persists counts.
+const LOOKS: Patience = Patience { lasting: Duration::from_secs(5), every: Duration::from_millis(250) };
+/// Several nodes learn of each other's orders a little later.
+const LOOKS_AT_NODES: Patience = Patience { lasting: Duration::from_secs(10), every: Duration::from_millis(500) };
+
+/// An invariant is violated.
+const VIOLATED: u8 = 1;
+/// Nothing could be checked, or the system or its database could not be read.
+const NOT_CHECKABLE: u8 = 2;
 
 impl Check {
-    pub fn run(&self) -> anyhow::Result<ExitCode> {
+    pub fn run(&self) -> ExitCode {
+        let code = self.print().unwrap_or_else(|error| {
+            eprintln!("stampede: {error:#}");
+            NOT_CHECKABLE
+        });
+        ExitCode::from(code)
+    }
+
+    fn print(&self) -> anyhow::Result<u8> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (sales, lines) = runtime.block_on(self.look())?;
-        let failed = lines.iter().any(Line::failed);
+        let (failed, checked) = (lines.iter().any(Line::failed), lines.iter().any(Line::checked));
         let mut out = std::io::stdout().lock();
         if self.json {
-            let text = json!({ "sales": sales, "ok": !failed, "checks": lines });
+            let text = json!({ "sales": sales, "ok": checked && !failed, "checks": lines });
             writeln!(out, "{}", serde_json::to_string_pretty(&text)?)?;
         } else {
             writeln!(out, "{sales} sale(s)")?;
@@ -65,7 +85,11 @@ impl Check {
                 writeln!(out, "{line}")?;
             }
         }
-        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(match (failed, checked) {
+            (true, _) => VIOLATED,
+            (false, true) => 0,
+            (false, false) => NOT_CHECKABLE,
+        })
     }
 
     async fn look(&self) -> anyhow::Result<(usize, Vec<Line>)> {
@@ -73,49 +97,45 @@ impl Check {
             let file = File::open(path).with_context(|| path.display().to_string())?;
             history::read(BufReader::new(file)).with_context(|| path.display().to_string())
         });
-        let history = history.transpose()?;
-        match &self.target {
-            None => {
-                let settings = Settings::load(&self.flags, &ServeFlags::default())?;
-                let database = settings.database()?;
-                if let Database::Sqlite(path) = &database
-                    && !path.exists()
-                {
-                    bail!("there is no database at {}", path.display());
-                }
-                let ledger = stampede_ledger::open(&database).await.with_context(|| database.to_string())?.ledger;
-                let all = ledger.sales(None).await?.into_iter().map(|sale| sale.id).collect();
-                let sales = self.chosen(all, history.as_deref());
-                let evidence = stopped(ledger.as_ref(), &sales).await?;
-                ledger.close().await;
-                Ok((sales.len(), check::check(&evidence, history.as_deref())))
-            }
-            Some(target) => {
-                let admin = address_of(target)?;
-                let token = self.admin_token.read()?;
-                let ledger = match self.flags.names_database() {
-                    true => {
-                        let database = Settings::load(&self.flags, &ServeFlags::default())?.database()?;
-                        Some(stampede_ledger::open(&database).await.with_context(|| database.to_string())?.ledger)
-                    }
-                    false => None,
-                };
-                let system = System { addresses: vec![admin], admin, token, nodes: Vec::new(), ledger };
-                let sales = self.chosen(system.sales().await?, history.as_deref());
-                let deadline = Instant::now() + PERSISTS;
-                loop {
-                    let mut evidence = Vec::new();
-                    for &sale in &sales {
-                        evidence.push(system.evidence(sale).await?);
-                    }
-                    let lines = check::check(&evidence, history.as_deref());
-                    if !lines.iter().any(Line::failed) || Instant::now() >= deadline {
-                        return Ok((sales.len(), lines));
-                    }
-                    tokio::time::sleep(LOOK_AGAIN).await;
-                }
-            }
+        let mut history = history.transpose()?;
+        if let Some(history) = history.as_mut().filter(|_| !self.sale.is_empty()) {
+            history.retain(|attempt| self.sale.contains(&attempt.sale));
         }
+        let rules = Rules { clocks_apart: Duration::from_millis(self.clocks_apart_ms), at_rest: false };
+        let system = self.system().await?;
+        let sales = self.chosen(system.sales().await?, history.as_deref());
+        if system.admins.is_empty() {
+            let evidence = system.evidence_of(&sales).await?;
+            return Ok((sales.len(), check::check(&evidence, history.as_deref(), rules)));
+        }
+        let patience = if system.admins.len() > 1 { LOOKS_AT_NODES } else { LOOKS };
+        let gather = async || system.evidence_of(&sales).await;
+        let (evidence, lines) = check::look(patience, rules, history.as_deref(), gather).await?;
+        Ok((evidence.len(), lines))
+    }
+
+    /// What is to be checked. Without nodes, its database alone.
+    async fn system(&self) -> anyhow::Result<System> {
+        let admins = self.target.iter().map(|target| address_of(target)).collect::<anyhow::Result<Vec<_>>>()?;
+        let ledger = match admins.is_empty() || self.flags.names_database() {
+            true => Some(self.ledger().await?),
+            false => None,
+        };
+        let token = match admins.is_empty() {
+            true => String::new(),
+            false => self.admin_token.read()?,
+        };
+        Ok(System { addresses: Vec::new(), admins, token, nodes: Vec::new(), ledger })
+    }
+
+    async fn ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {
+        let database = Settings::load(&self.flags, &ServeFlags::default())?.database()?;
+        if let Database::Sqlite(path) = &database
+            && !path.exists()
+        {
+            bail!("there is no database at {}", path.display());
+        }
+        stampede_ledger::open_read_only(&database).await.with_context(|| database.to_string())
     }
 
     fn chosen(&self, all: Vec<SaleId>, history: Option<&[Attempt]>) -> Vec<SaleId> {
@@ -129,13 +149,4 @@ impl Check {
             None => all,
         }
     }
-}
-
-async fn stopped(ledger: &dyn Ledger, sales: &[SaleId]) -> anyhow::Result<Vec<Evidence>> {
-    let mut evidence = Vec::new();
-    for &sale in sales {
-        let ledger = ledger.inspect(sale).await?.with_context(|| format!("there is no sale {sale}"))?;
-        evidence.push(Evidence { ledger, from_database: true, gate: None, waiting: None });
-    }
-    Ok(evidence)
 }

@@ -146,6 +146,14 @@ pub struct Inspected {
     pub orders: Vec<OrderRow>,
     pub quarantine: Vec<(UserId, OrderId)>,
     pub owed: Vec<OrderId>,
+    pub top_ups: Vec<AddedStock>,
+}
+
+/// Stock that was added to a sale after it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddedStock {
+    pub at: Timestamp,
+    pub added: u32,
 }
 
 /// A sale to be created.

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use stampede_core::ports::{Created, Edited, OrderRow, SaleDraft};
-use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, shop};
+use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, shop};
 use stampede_gate::memory::Snapshot;
 
 use crate::audit::Outcome;
@@ -88,6 +88,16 @@ impl Engine {
     pub fn gate_of(&self, id: SaleId) -> Result<(Snapshot, u64), Error> {
         let nobody = Error::Refused(Refusal::NoSuchSale);
         self.gate.digest(id).ok_or(nobody)
+    }
+
+    /// The marks that the gate holds of a sale now, by rising user, those above `after`.
+    pub fn marks_of(&self, id: SaleId, after: Option<UserId>, limit: usize) -> Result<Vec<(UserId, OrderId)>, Error> {
+        self.gate.snapshot(id).ok_or(Error::Refused(Refusal::NoSuchSale))?;
+        let mut marks = self.gate.marks(id);
+        marks.retain(|(user, _)| after.is_none_or(|after| *user > after));
+        marks.sort_unstable();
+        marks.truncate(limit);
+        Ok(marks)
     }
 
     /// The orders of a sale, dead ones too, for an administrator.

@@ -23,6 +23,7 @@ mod figures;
 mod host;
 mod load_test;
 mod login;
+mod marks;
 pub mod openapi;
 mod operations;
 mod orders;

@@ -23,7 +23,7 @@ use crate::app::{App, Surface};
 use crate::extract::Prober;
 use crate::figures::TimedLayer;
 use crate::problem;
-use crate::{admin, audit, load_test, login, operations, orders, quarantine, sales, shops, users};
+use crate::{admin, audit, load_test, login, marks, operations, orders, quarantine, sales, shops, users};
 
 /// Every route of a listener.
 pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<App>> {
@@ -68,6 +68,7 @@ pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<Ap
             routes!(admin::list_sales, admin::create_sale),
             routes!(admin::one_sale),
             routes!(admin::gate),
+            routes!(marks::marks),
             routes!(admin::orders_in),
             routes!(admin::pause),
             routes!(admin::resume),

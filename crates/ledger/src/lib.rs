@@ -1,6 +1,6 @@
 //! The truth, in SQL. A gate that forgot everything can at worst annoy; what is in here is what was sold.
 //!
-//! - [`open`]: the ledger behind a URL, migrated and ready
+//! - [`open`]: the ledger behind a URL, migrated and ready; [`open_read_only`]: as it is, to be inspected
 //! - `store`: what a ledger does, written once
 //! - `db`: one way to talk to three databases; `errors`: what their failures mean
 //! - `sqlite`, `mysql`, `postgres`: opening each, its promise of durability, its migrations
@@ -50,6 +50,8 @@ pub enum OpenError {
     Triggers(#[source] sqlx::Error),
     #[error("the database does not promise durability: {0}")]
     NotDurable(String),
+    #[error("the database's tables are older than this version ({0}); `stampede migrate` brings them up to date")]
+    Older(String),
 }
 
 impl From<MigrateError> for OpenError {
@@ -125,6 +127,39 @@ pub async fn open(database: &Database) -> Result<Stores, OpenError> {
     };
     let store = Arc::new(Store::new(pool));
     Ok(Stores { ledger: store.clone(), catalogue: store.clone(), accounts: store })
+}
+
+/// Opens the database to read it, as it is: nothing is written or migrated. Tables of another version are an error.
+pub async fn open_read_only(database: &Database) -> Result<Arc<dyn Ledger>, OpenError> {
+    let pool = match database {
+        Database::Sqlite(path) => sqlite::open_read_only(path).await?,
+        Database::MySql(url) => mysql::open_read_only(url).await?,
+        Database::Postgres(url) => postgres::open_read_only(url).await?,
+    };
+    Ok(Arc::new(Store::new(pool)))
+}
+
+/// Reads which migrations the database has had.
+const APPLIED: &str = "SELECT version, checksum FROM _sqlx_migrations WHERE success ORDER BY version";
+
+/// Compares the result of [`APPLIED`] with what this program would have applied.
+fn check_version(applied: sqlx::Result<Vec<(i64, Vec<u8>)>>, migrator: &Migrator) -> Result<(), OpenError> {
+    let applied = match applied {
+        Ok(applied) => applied,
+        Err(sqlx::Error::Database(error)) => {
+            return Err(OpenError::Older(format!("there is no record of a migration: {error}")));
+        }
+        Err(error) => return Err(OpenError::Open(error)),
+    };
+    let expected: Vec<(i64, Vec<u8>)> =
+        migrator.iter().map(|migration| (migration.version, migration.checksum.to_vec())).collect();
+    if let Some((version, _)) = applied.iter().find(|migration| !expected.contains(migration)) {
+        return Err(OpenError::OtherVersion(*version));
+    }
+    match expected.iter().find(|migration| !applied.contains(migration)) {
+        Some((version, _)) => Err(OpenError::Older(format!("migration {version} is missing"))),
+        None => Ok(()),
+    }
 }
 
 /// Migrations in their order; each is headed by what it serves.

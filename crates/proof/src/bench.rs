@@ -1,20 +1,22 @@
 //! The phases of a benchmark, and the proof at its end.
 //!
 //! A round is a slice of the no-op, a sale that everybody gets one of, and a slice of refusals at a sale that is sold out: so
-//! what else the machine is doing hits all three. Then comes the storm: many more buyers than stock, several tries each; some who
-//! got one give it back, and others get it. In the end everything that was heard is held against ledger and gate.
+//! what else the machine is doing hits all three. Then comes the [`crate::storm`]. At the end everything that was answered is compared
+//! with ledger and gates.
 
-use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
-use stampede_core::{OrderId, SaleId, UserId};
+use stampede_core::SaleId;
 use stampede_testkit::Dice;
 
-use crate::check::{self, Evidence, Line};
-use crate::generator::{Ask, Crowd, Outcome, Plan, Pulse, Sample};
-use crate::history::{Attempt, Heard};
+use crate::check::{self, Patience, Rules};
+use crate::generator::{Ask, Crowd, Outcome, Plan, Pulse, Sample, Until};
+use crate::history::{Action, Attempt, Heard};
 use crate::machine;
-use crate::report::{Batch, Latencies, Measured, Noop, Quantiles, Report, Storm, Timeline};
+use crate::report::{AnswerLatency, Batch, Latencies, Measured, Noop, Quantiles, Report, Timeline};
+use crate::storm;
 use crate::system::{Buyers, System, SystemError};
 
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,8 @@ pub struct Options {
     pub seed: u64,
     /// How long each kind of request is measured in all.
     pub measure: Duration,
+    /// How long the storm lasts at least.
+    pub storm: Duration,
     /// Kill every node of ours once in the middle of the storm.
     pub kill: bool,
 }
@@ -45,9 +49,7 @@ const SLICE: Duration = Duration::from_millis(1000);
 const WARM_UP: Duration = Duration::from_millis(300);
 /// How often those who were not told are asked to come again, and how long the system may take to come to rest.
 const COME_AGAIN: u32 = 100;
-const REST_WITHIN: Duration = Duration::from_secs(10);
-/// The most who give theirs back in the storm.
-const MAX_RETURNS: usize = 50;
+const AT_REST: Patience = Patience { lasting: Duration::from_secs(10), every: Duration::from_millis(200) };
 
 /// What one kind of request has come to so far.
 #[derive(Default)]
@@ -57,27 +59,27 @@ struct Tally {
     cpu: Option<Duration>,
 }
 
-struct Bench<'a> {
-    system: &'a mut System,
-    options: Options,
-    crowd: Crowd,
-    shop: String,
-    buyers: Buyers,
-    dice: Dice,
-    history: Vec<Attempt>,
-    timeline: Timeline,
-    /// Found on the way.
-    violations: Vec<String>,
+pub(crate) struct Bench<'a> {
+    pub(crate) system: &'a mut System,
+    pub(crate) options: Options,
+    pub(crate) crowd: Crowd,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) shop: String,
+    pub(crate) buyers: Buyers,
+    pub(crate) dice: Dice,
+    pub(crate) history: Vec<Attempt>,
+    pub(crate) timeline: Timeline,
+    pub(crate) answers: Vec<AnswerLatency>,
 }
 
 impl Bench<'_> {
-    fn buy(&self, sale: SaleId, buyers: Vec<u32>, repeat_for: Option<Duration>) -> Plan {
+    pub(crate) fn buy(&self, sale: SaleId, buyers: Vec<u32>, until: Until) -> Plan {
         let ask = Ask::Buy { path: format!("/v1/sales/{sale}/orders"), tokens: self.buyers.tokens.clone() };
-        Plan { ask, buyers, repeat_for, rate: self.options.rate }
+        Plan { ask, buyers, until, rate: self.options.rate }
     }
 
     /// Everybody, in an order of this run's own.
-    fn everybody(&mut self, times: usize) -> Vec<u32> {
+    pub(crate) fn everybody(&mut self, times: usize) -> Vec<u32> {
         let count = u32::try_from(self.buyers.users.len()).unwrap_or(u32::MAX);
         let mut all: Vec<u32> = (0..times).flat_map(|_| 0..count).collect();
         for place in (1..all.len()).rev() {
@@ -87,9 +89,10 @@ impl Bench<'_> {
         all
     }
 
-    fn remember(&mut self, sale: SaleId, samples: &[Sample]) {
+    pub(crate) fn remember(&mut self, sale: SaleId, samples: &[Sample]) {
         let users = &self.buyers.users;
         let attempt = |sample: &Sample| Attempt {
+            action: Action::Buy,
             sale,
             user: users[sample.buyer as usize],
             start_us: sample.start_us,
@@ -115,12 +118,12 @@ impl Bench<'_> {
     }
 
     async fn noop(&mut self, span: Duration, into: &mut Tally) {
-        let plan = Plan { ask: Ask::Noop, buyers: vec![0], repeat_for: Some(span), rate: None };
+        let plan = Plan { ask: Ask::Noop, buyers: vec![0], until: Until::For(span), rate: None };
         self.measure("noop", plan, into).await;
     }
 
     /// Those who were not told ask again until they are.
-    async fn ask_again(&mut self, sale: SaleId, samples: &[Sample]) -> Vec<Sample> {
+    pub(crate) async fn ask_again(&mut self, sale: SaleId, samples: &[Sample]) -> Vec<Sample> {
         let mut all = samples.to_vec();
         for _ in 0..COME_AGAIN {
             let mut last: HashMap<u32, Heard> = HashMap::new();
@@ -137,69 +140,10 @@ impl Bench<'_> {
             }
             untold.sort_unstable();
             tokio::time::sleep(Duration::from_millis(100)).await;
-            let plan = self.buy(sale, untold, None);
+            let plan = self.buy(sale, untold, Until::Once);
             all.extend(self.crowd.run(plan).await.samples);
         }
         all
-    }
-
-    /// Waits until nothing is on its way any more, and gathers what there is.
-    async fn at_rest(&self, sale: SaleId, deadline: Instant) -> Result<Evidence, SystemError> {
-        loop {
-            let evidence = self.system.evidence(sale).await?;
-            let failed = check::check(std::slice::from_ref(&evidence), None).iter().any(Line::failed);
-            if !failed || Instant::now() >= deadline {
-                return Ok(evidence);
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
-        }
-    }
-
-    /// Many more buyers than stock; some give theirs back.
-    async fn storm(&mut self) -> Result<(SaleId, usize), SystemError> {
-        let sale = self.system.make_sale(&self.shop, self.options.stock).await?;
-        let everybody = self.everybody(self.options.tries);
-        let plan = self.buy(sale, everybody, None);
-        let samples = if self.options.kill && !self.system.nodes.is_empty() {
-            let killing = async {
-                // Somewhere in the middle of the selling.
-                tokio::time::sleep(Duration::from_millis(self.dice.within(5..60))).await;
-                self.system.nodes.iter_mut().try_for_each(crate::system::Node::crash)
-            };
-            let (outcome, killed) = tokio::join!(self.crowd.run(plan), killing);
-            killed?;
-            outcome.samples
-        } else {
-            self.crowd.run(plan).await.samples
-        };
-        self.timeline.add("storm", &samples);
-        let samples = self.ask_again(sale, &samples).await;
-        self.remember(sale, &samples);
-
-        let mut owners: Vec<(u32, OrderId)> = samples
-            .iter()
-            .filter(|sample| sample.heard == Heard::Created)
-            .filter_map(|s| Some((s.buyer, s.order?)))
-            .collect();
-        owners.truncate(MAX_RETURNS.min(self.options.stock / 10));
-        for &(buyer, order) in &owners {
-            if !self.system.cancel(order, &self.buyers.tokens[buyer as usize]).await? {
-                self.violations.push(format!("order {order} was confirmed and cannot be cancelled"));
-            }
-        }
-        let has: HashSet<u32> =
-            samples.iter().filter(|sample| sample.heard.is_yes()).map(|sample| sample.buyer).collect();
-        let count = u32::try_from(self.buyers.users.len()).unwrap_or(u32::MAX);
-        let late: Vec<u32> = (0..count).filter(|buyer| !has.contains(buyer)).take(owners.len()).collect();
-        // What was not given back cannot be had again; that is told already.
-        if self.violations.is_empty() {
-            self.system.shown_everywhere(sale, owners.len()).await?;
-        }
-        let plan = self.buy(sale, late, None);
-        let outcome = self.crowd.run(plan).await;
-        let samples = self.ask_again(sale, &outcome.samples).await;
-        self.remember(sale, &samples);
-        Ok((sale, owners.len()))
     }
 }
 
@@ -207,7 +151,7 @@ impl Bench<'_> {
 pub async fn run(
     system: &mut System,
     options: Options,
-    pulse: &std::sync::Arc<Pulse>,
+    pulse: &Arc<Pulse>,
     progress: &dyn Progress,
 ) -> Result<(Report, Vec<Attempt>), SystemError> {
     progress.phase("logging in");
@@ -222,19 +166,20 @@ pub async fn run(
         system,
         options,
         crowd,
+        pulse: pulse.clone(),
         shop,
         buyers,
         history: Vec::new(),
         timeline: Timeline::default(),
-        violations: Vec::new(),
+        answers: Vec::new(),
     };
 
     progress.phase("warming up");
-    let first = bench.crowd.run(bench.buy(sold_out, vec![0], None)).await;
+    let first = bench.crowd.run(bench.buy(sold_out, vec![0], Until::Once)).await;
     bench.remember(sold_out, &first.samples);
     let others: Vec<u32> = bench.everybody(1).into_iter().filter(|&buyer| buyer != 0).collect();
     bench.noop(WARM_UP, &mut Tally::default()).await;
-    let refused = bench.crowd.run(bench.buy(sold_out, others.clone(), Some(WARM_UP))).await;
+    let refused = bench.crowd.run(bench.buy(sold_out, others.clone(), Until::For(WARM_UP))).await;
     bench.remember(sold_out, &refused.samples);
 
     let account = machine::account();
@@ -250,37 +195,37 @@ pub async fn run(
         while orders.spent < until {
             let sale = bench.system.make_sale(&bench.shop, options.buyers).await?;
             let everybody = bench.everybody(1);
-            let plan = bench.buy(sale, everybody, None);
+            let plan = bench.buy(sale, everybody, Until::Once);
             let outcome = bench.measure("orders", plan, &mut orders).await;
             let samples = bench.ask_again(sale, &outcome.samples).await;
             bench.remember(sale, &samples);
             sales.push(sale);
         }
         progress.phase("refusals");
-        let plan = bench.buy(sold_out, others.clone(), Some(slice));
+        let plan = bench.buy(sold_out, others.clone(), Until::For(slice));
         let outcome = bench.measure("refusals", plan, &mut refusals).await;
         bench.remember(sold_out, &outcome.samples);
     }
     let batches = bench.system.batches().await?;
 
+    for (phase, tally) in [("orders", &orders), ("refusals", &refusals)] {
+        bench.answers.extend(AnswerLatency::of(phase, &tally.samples));
+    }
+
     progress.phase("storm");
-    let (storm_sale, returned) = bench.storm().await?;
-    sales.push(storm_sale);
+    let storm = storm::run(&mut bench).await?;
+    sales.push(storm.sale);
 
     progress.phase("proving");
-    let mut evidence = Vec::new();
-    let deadline = Instant::now() + REST_WITHIN;
-    for &sale in &sales {
-        evidence.push(bench.at_rest(sale, deadline).await?);
-    }
+    let rules = Rules { at_rest: true, ..Rules::default() };
+    let gather = async || bench.system.evidence_of(&sales).await;
+    let (evidence, lines) = check::look(AT_REST, rules, Some(&bench.history), gather).await?;
     let steal = match (account, machine::account()) {
         (Some(before), Some(after)) => Some(after.steal_since(before)),
         _ => None,
     };
-    let lines = check::check(&evidence, Some(&bench.history));
     let mut violations: Vec<String> = lines.iter().filter(|line| line.failed()).map(ToString::to_string).collect();
-    let storm = evidence.last().map(|sale| tell_storm(sale, &bench, returned)).unwrap_or_default();
-    violations.append(&mut bench.violations);
+    let storm = evidence.last().map(|sale| storm.report(sale, &bench)).unwrap_or_default();
     violations.extend(storm.violations());
     for sale in evidence.iter().rev().skip(1) {
         let sold = sale.ledger.orders.iter().filter(|row| row.live).count();
@@ -289,9 +234,10 @@ pub async fn run(
             violations.push(format!("sale {}: {sold} sold of {total}, though everybody asked", sale.ledger.sale.id));
         }
     }
-    let wrong = bench.history.iter().filter(|attempt| attempt.heard == Heard::Wrong).count();
-    if wrong > 0 {
-        violations.push(format!("{wrong} answers that nobody should get"));
+    // Nodes of ours have no limits that a buyer could meet.
+    let limited = bench.history.iter().filter(|attempt| attempt.heard == Heard::TooManyRequests).count();
+    if limited > 0 && !bench.system.nodes.is_empty() {
+        violations.push(format!("{limited} attempts were refused by a limit that is switched off"));
     }
 
     let noop_rate = rate(noop.samples.len(), noop.spent);
@@ -307,6 +253,7 @@ pub async fn run(
             order: Quantiles::of(&orders.samples, Heard::Created),
             refusal: Quantiles::of(&refusals.samples, Heard::SoldOut),
         },
+        answers: std::mem::take(&mut bench.answers),
         batch: Batch::of(&batches_before, &batches),
         peak_rss_bytes: bench.system.peak_rss(),
         steal,
@@ -334,32 +281,4 @@ fn measured(tally: &Tally, kind: Heard, noop_rate: f64) -> Measured {
     let per_s = rate(count, tally.spent);
     let vs_noop = if noop_rate > 0.0 { per_s / noop_rate } else { 0.0 };
     Measured { count, per_s, vs_noop, cpu_us: cpu_us(tally, count), other: tally.samples.len() - count }
-}
-
-/// What the storm's crowd heard against what the ledger holds.
-fn tell_storm(evidence: &Evidence, bench: &Bench<'_>, returned: usize) -> Storm {
-    let sale = evidence.ledger.sale.id;
-    let mine = || bench.history.iter().filter(|attempt| attempt.sale == sale);
-    let live: Vec<(UserId, OrderId)> =
-        evidence.ledger.orders.iter().filter(|row| row.live).map(|row| (row.order.user, row.order.id)).collect();
-    let rows: HashSet<OrderId> = evidence.ledger.orders.iter().map(|row| row.order.id).collect();
-    let owners: HashSet<UserId> = live.iter().map(|(user, _)| *user).collect();
-    let asked: HashSet<UserId> =
-        mine().filter(|attempt| attempt.heard.may_have_row()).map(|attempt| attempt.user).collect();
-    let confirmed: HashSet<OrderId> =
-        mine().filter(|attempt| attempt.heard.is_yes()).filter_map(|attempt| attempt.order).collect();
-    let (stock, buyers) = (bench.options.stock, bench.options.buyers);
-    let wanted = stock.min(buyers);
-    Storm {
-        buyers,
-        stock,
-        tries: mine().count(),
-        sold: live.len(),
-        returned,
-        oversold: live.len().saturating_sub(stock),
-        undersold: wanted.saturating_sub(live.len()),
-        duplicated: live.len() - owners.len(),
-        lost: confirmed.difference(&rows).count(),
-        unexpected: owners.difference(&asked).count(),
-    }
 }

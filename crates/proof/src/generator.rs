@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use stampede_core::OrderId;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -52,10 +52,31 @@ pub struct Plan {
     pub ask: Ask,
     /// The buyer of each request, in their order; each connection takes the next.
     pub buyers: Vec<u32>,
-    /// Goes round and round for this long; once through without.
-    pub repeat_for: Option<Duration>,
+    pub until: Until,
     /// Requests a second that come whether the server keeps up or not; as fast as it answers without.
     pub rate: Option<f64>,
+}
+
+/// When a plan is done.
+#[derive(Debug, Clone, Copy)]
+pub enum Until {
+    /// Every buyer of the list has had a turn.
+    Once,
+    /// This time has passed; the list is repeated.
+    For(Duration),
+    /// Both.
+    OnceAndFor(Duration),
+}
+
+impl Until {
+    /// Is there no turn after this many?
+    fn done(self, turns: usize, buyers: usize, elapsed: Duration) -> bool {
+        match self {
+            Self::Once => turns >= buyers,
+            Self::For(span) => elapsed >= span,
+            Self::OnceAndFor(span) => turns >= buyers && elapsed >= span,
+        }
+    }
 }
 
 /// One request and what came of it.
@@ -64,7 +85,7 @@ pub struct Sample {
     pub buyer: u32,
     pub heard: Heard,
     pub order: Option<OrderId>,
-    /// Since the start of the generator's clock.
+    /// Of the generator's clock.
     pub start_us: u64,
     pub end_us: u64,
     /// When it should have started: later than that, it waited for the server, and its latency counts from here.
@@ -75,17 +96,22 @@ pub struct Sample {
 #[derive(Debug)]
 pub struct Pulse {
     start: Instant,
+    /// Microseconds since 1970 at the start.
+    start_us: u64,
     pub answers: AtomicU64,
 }
 
 impl Pulse {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { start: Instant::now(), answers: AtomicU64::new(0) })
+        let start_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let start_us = u64::try_from(start_us).unwrap_or(u64::MAX);
+        Arc::new(Self { start: Instant::now(), start_us, answers: AtomicU64::new(0) })
     }
 
-    /// A moment in microseconds of the generator's clock.
+    /// A moment in microseconds since 1970, by a clock that does not go back.
     pub fn us(&self, moment: Instant) -> u64 {
-        u64::try_from(moment.duration_since(self.start).as_micros()).unwrap_or(u64::MAX)
+        let since = u64::try_from(moment.duration_since(self.start).as_micros()).unwrap_or(u64::MAX);
+        self.start_us.saturating_add(since)
     }
 }
 
@@ -220,8 +246,11 @@ impl Connection {
         let mut samples = Vec::new();
         loop {
             let turn = next.fetch_add(1, Ordering::Relaxed);
-            let place = if plan.repeat_for.is_some() { turn % plan.buyers.len().max(1) } else { turn };
-            let Some(&buyer) = plan.buyers.get(place) else { break };
+            let Some(&buyer) = plan.buyers.get(turn % plan.buyers.len().max(1)) else { break };
+            let done = || plan.until.done(turn, plan.buyers.len(), begin.elapsed());
+            if done() {
+                break;
+            }
             let mut due = Instant::now();
             if let Some(rate) = plan.rate {
                 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 requests")]
@@ -233,9 +262,9 @@ impl Connection {
                 } else {
                     due = planned;
                 }
-            }
-            if plan.repeat_for.is_some_and(|span| begin.elapsed() >= span) {
-                break;
+                if done() {
+                    break;
+                }
             }
             let start = Instant::now();
             let due = if plan.rate.is_some() { due } else { start };
@@ -254,7 +283,7 @@ impl Connection {
         (self, samples)
     }
 
-    /// Asks once. A connection that breaks is made anew for the next.
+    /// Asks once. A connection that breaks is replaced for the next request.
     async fn ask(&mut self, ask: &Ask, buyer: u32) -> (Heard, Option<OrderId>) {
         ask.render(buyer as usize, &mut self.request);
         if self.stream.is_none() {
@@ -348,8 +377,10 @@ fn judge(answer: &Answer, buffer: &[u8]) -> (Heard, Option<OrderId>) {
         202 => order().map_or((Heard::Wrong, None), |order| (Heard::Pending, Some(order))),
         // The no-op says yes to nothing.
         200 => order().map_or((Heard::Already, None), |order| (Heard::Already, Some(order))),
-        409 if member(body, "\"code") == Some("sold_out") => (Heard::SoldOut, None),
-        401 | 404 | 409 | 429 => (Heard::Refused, None),
+        401 | 404 | 409 | 429 => {
+            let refusal = member(body, "\"code").and_then(Heard::refusal);
+            (refusal.unwrap_or(Heard::Wrong), None)
+        }
         503 => (Heard::Unknown, None),
         _ => (Heard::Wrong, None),
     }
@@ -373,7 +404,9 @@ mod tests {
             "HTTP/1.1 409 Conflict\r\ncontent-length: 35\r\n\r\n{\"title\":\"Sold\",\"code\":\"sold_out\"}  ";
         assert_eq!(heard(sold_out), (Heard::SoldOut, None));
         let paused = "HTTP/1.1 409 Conflict\r\ncontent-length: 17\r\n\r\n{\"code\":\"paused\"}";
-        assert_eq!(heard(paused), (Heard::Refused, None));
+        assert_eq!(heard(paused), (Heard::Paused, None));
+        let strange = "HTTP/1.1 409 Conflict\r\ncontent-length: 16\r\n\r\n{\"code\":\"other\"}";
+        assert_eq!(heard(strange), (Heard::Wrong, None));
         assert_eq!(heard("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n"), (Heard::Wrong, None));
         assert_eq!(heard("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}"), (Heard::Wrong, None));
         assert_eq!(heard("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"), (Heard::Unknown, None));

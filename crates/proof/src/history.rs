@@ -1,34 +1,56 @@
-//! What was asked and what was heard: one line an attempt.
+//! What was sent and what was answered: one line per attempt to buy or to cancel.
 
 use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 use stampede_core::{OrderId, SaleId, UserId};
 
-/// What an attempt to buy came to, as its caller heard it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Heard {
+macro_rules! answers {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// How an attempt was answered, as its caller saw it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Heard { $($(#[$doc])* $name,)* }
+
+        impl Heard {
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)* }
+            }
+        }
+    };
+}
+
+answers! {
     /// 201: a new order.
-    Created,
+    Created = "created",
     /// 200: the order that the buyer had already.
-    Already,
+    Already = "already",
     /// 202: on its way.
-    Pending,
-    SoldOut,
-    /// Another clear no: not started, ended, paused, no such sale, too many requests, not logged in.
-    Refused,
-    /// 503: nothing was done, or it is not known; and no answer at all.
-    Unknown,
+    Pending = "pending",
+    SoldOut = "sold_out",
+    NotStarted = "not_started",
+    Ended = "ended",
+    Paused = "paused",
+    NoSuchSale = "no_such_sale",
+    /// 401. A history has only attempts of users who are logged in.
+    Unauthorized = "unauthorized",
+    TooManyRequests = "too_many_requests",
+    /// 200 to a cancellation.
+    Cancelled = "cancelled",
+    /// 409 to a cancellation.
+    IllegalStep = "illegal_step",
+    /// 404 to a cancellation.
+    NoSuchOrder = "no_such_order",
+    /// 503: nothing was done, or it is not known; or no answer at all.
+    Unknown = "unknown",
     /// An answer that no buyer should get.
-    Wrong,
+    Wrong = "wrong",
 }
 
 impl Heard {
-    pub const ALL: [Self; 7] =
-        [Self::Created, Self::Already, Self::Pending, Self::SoldOut, Self::Refused, Self::Unknown, Self::Wrong];
-
-    /// A yes: there must be a row.
+    /// A yes to an attempt to buy: there must be a row.
     pub const fn is_yes(self) -> bool {
         matches!(self, Self::Created | Self::Already | Self::Pending)
     }
@@ -38,28 +60,50 @@ impl Heard {
         self.is_yes() || matches!(self, Self::Unknown | Self::Wrong)
     }
 
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Already => "already",
-            Self::Pending => "pending",
-            Self::SoldOut => "sold_out",
-            Self::Refused => "refused",
-            Self::Unknown => "unknown",
-            Self::Wrong => "wrong",
-        }
+    /// The refusal of this code, if it is one that an attempt can end with.
+    pub fn refusal(code: &str) -> Option<Self> {
+        let refusals = [
+            Self::SoldOut,
+            Self::NotStarted,
+            Self::Ended,
+            Self::Paused,
+            Self::NoSuchSale,
+            Self::Unauthorized,
+            Self::TooManyRequests,
+            Self::IllegalStep,
+            Self::NoSuchOrder,
+        ];
+        refusals.into_iter().find(|heard| heard.as_str() == code)
     }
 }
 
-/// One attempt of one person at one sale. Times are microseconds of one clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    #[default]
+    Buy,
+    Cancel,
+}
+
+impl Action {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+    fn is_buy(&self) -> bool {
+        *self == Self::Buy
+    }
+}
+
+/// One attempt of one user at one sale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
+    #[serde(skip_serializing_if = "Action::is_buy", default)]
+    pub action: Action,
     pub sale: SaleId,
     pub user: UserId,
+    /// Microseconds since 1970, by a clock that never goes back during the run.
     pub start_us: u64,
     pub end_us: u64,
     pub heard: Heard,
-    /// With a yes.
+    /// The order that a yes names, or that is to be cancelled.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub order: Option<OrderId>,
 }
@@ -99,7 +143,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let id = |n| OrderId::new(n).unwrap();
-        let attempt = |heard, order| Attempt {
+        let attempt = |action, heard, order| Attempt {
+            action,
             sale: SaleId::new(1).unwrap(),
             user: UserId::new(i64::MAX).unwrap(),
             start_us: 5,
@@ -107,11 +152,24 @@ mod tests {
             heard,
             order,
         };
-        let history = [attempt(Heard::Created, Some(id(3))), attempt(Heard::SoldOut, None)];
+        let history = [
+            attempt(Action::Buy, Heard::Created, Some(id(3))),
+            attempt(Action::Buy, Heard::SoldOut, None),
+            attempt(Action::Cancel, Heard::Cancelled, Some(id(3))),
+        ];
         let mut text = Vec::new();
         write(&history, &mut text).unwrap();
         assert_eq!(read(&text[..]).unwrap(), history);
         let told = read(&b"\n{}\n"[..]).unwrap_err().to_string();
         assert!(told.contains("line 2"), "{told}");
+    }
+
+    #[test]
+    fn an_answer_is_written_as_its_name() {
+        for heard in Heard::ALL {
+            assert_eq!(serde_json::to_value(heard).unwrap(), heard.as_str());
+        }
+        assert_eq!(Heard::refusal("paused"), Some(Heard::Paused));
+        assert_eq!(Heard::refusal("created"), None);
     }
 }

@@ -21,6 +21,8 @@ pub struct Report {
     pub noop: Noop,
     pub storm: Storm,
     pub latency_ms: Latencies,
+    /// Each kind of answer to an attempt to buy, by phase.
+    pub answers: Vec<AnswerLatency>,
     pub batch: Batch,
     /// Of the largest node; null if the nodes are not ours.
     pub peak_rss_bytes: Option<u64>,
@@ -88,6 +90,27 @@ impl Storm {
 pub struct Latencies {
     pub order: Quantiles,
     pub refusal: Quantiles,
+}
+
+/// One kind of answer in one phase.
+#[derive(Debug, Serialize)]
+pub struct AnswerLatency {
+    pub phase: &'static str,
+    pub answer: &'static str,
+    pub count: usize,
+    pub latency_ms: Quantiles,
+}
+
+impl AnswerLatency {
+    /// Every kind that there was.
+    pub fn of(phase: &'static str, samples: &[Sample]) -> Vec<Self> {
+        let of = |&kind: &Heard| {
+            let count = samples.iter().filter(|sample| sample.heard == kind).count();
+            let latency = || Quantiles::of(samples, kind);
+            (count > 0).then(|| Self { phase, answer: kind.as_str(), count, latency_ms: latency() })
+        };
+        Heard::ALL.iter().filter_map(of).collect()
+    }
 }
 
 /// In milliseconds. In open loop from the moment a request was due.
@@ -169,6 +192,12 @@ impl fmt::Display for Report {
         let Noop { count, per_s, cpu_us } = &self.noop;
         writeln!(f, "{:<10}{count:>10}{per_s:>12.0}{:>10}{:>10}", "no-op", "1.00", cpu(*cpu_us))?;
         writeln!(f)?;
+        writeln!(f, "{:<10}{:<18}{:>10}{:>29}{:>9}{:>9}", "phase", "answer", "count", "p50 ms", "p99 ms", "p999 ms")?;
+        for AnswerLatency { phase, answer, count, latency_ms } in &self.answers {
+            let Quantiles { p50, p99, p999 } = latency_ms;
+            writeln!(f, "{phase:<10}{answer:<18}{count:>10}{p50:>29.2}{p99:>9.2}{p999:>9.2}")?;
+        }
+        writeln!(f)?;
         let size = |size: Option<f64>| size.map_or_else(|| "-".to_owned(), |size| format!("{size:.0}"));
         let memory = self.peak_rss_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
         let steal = self.steal.map_or_else(|| "-".to_owned(), |steal| format!("{:.1} %", steal * 100.0));
@@ -181,7 +210,7 @@ impl fmt::Display for Report {
         let s = &self.storm;
         writeln!(
             f,
-            "storm: {} buyers, {} tries, stock {}: {} sold ({} given back and sold again); {} oversold, {} undersold, {} duplicated, {} lost, {} unexpected",
+            "storm: {} buyers, {} tries, stock {}: {} sold ({} cancelled and sold again); {} oversold, {} undersold, {} duplicated, {} lost, {} unexpected",
             s.buyers, s.tries, s.stock, s.sold, s.returned, s.oversold, s.undersold, s.duplicated, s.lost, s.unexpected
         )?;
         writeln!(f)?;

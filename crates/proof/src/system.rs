@@ -14,7 +14,8 @@ use stampede_core::{
 };
 use stampede_testkit::{Client, Process, Reply};
 
-use crate::check::{Evidence, GateView};
+use crate::check::{Evidence, GateView, NodeGate};
+use crate::history::Heard;
 use crate::machine;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,8 @@ pub enum SystemError {
     Ledger(#[from] stampede_core::ports::LedgerError),
     #[error("there is no sale {0}")]
     NoSale(SaleId),
+    #[error("there is no node to ask")]
+    NoNode,
 }
 
 type Result<T> = std::result::Result<T, SystemError>;
@@ -99,7 +102,8 @@ pub struct Buyers {
 pub struct System {
     /// Where buyers go.
     pub addresses: Vec<SocketAddr>,
-    pub admin: SocketAddr,
+    /// Where administrators go, one for each node whose gate is compared; the first is asked for everything else.
+    pub admins: Vec<SocketAddr>,
     pub token: String,
     /// Empty if somebody else runs them.
     pub nodes: Vec<Node>,
@@ -132,9 +136,14 @@ fn parsed<T: serde::de::DeserializeOwned>(value: &Value, name: &str, what: &str)
 
 impl System {
     async fn call(&self, path: &str, body: Option<&Value>) -> Result<Reply> {
-        let what = format!("{} {path}", if body.is_some() { "POST" } else { "GET" });
+        let admin = self.admins.first().copied().ok_or(SystemError::NoNode)?;
+        self.call_at(admin, path, body).await
+    }
+
+    async fn call_at(&self, admin: SocketAddr, path: &str, body: Option<&Value>) -> Result<Reply> {
+        let what = format!("{} {path} at {admin}", if body.is_some() { "POST" } else { "GET" });
         let failed = |source| SystemError::Call { what: what.clone(), source };
-        let mut client = Client::connect(self.admin).await.map_err(failed)?;
+        let mut client = Client::connect(admin).await.map_err(failed)?;
         let reply = match body {
             Some(body) => client.post(path, &self.token, body).await,
             None => client.get(path, &self.token).await,
@@ -189,14 +198,19 @@ impl System {
         Ok(Buyers { users, tokens: Arc::new(tokens) })
     }
 
-    /// Cancels a buyer's order. `false` if that is refused.
-    pub async fn cancel(&self, order: OrderId, token: &str) -> Result<bool> {
-        let what = format!("POST /v1/orders/{order}/cancel");
-        let failed = |source| SystemError::Call { what: what.clone(), source };
-        let address = self.addresses.first().copied().unwrap_or(self.admin);
-        let mut client = Client::connect(address).await.map_err(failed)?;
-        let reply = client.post(&format!("/v1/orders/{order}/cancel"), token, &Value::Null).await.map_err(failed)?;
-        Ok(reply.status.is_success())
+    /// Cancels a buyer's order at one of the nodes; how that was answered.
+    pub async fn cancel(&self, order: OrderId, token: &str) -> Heard {
+        let Some(&address) = self.addresses.first() else { return Heard::Unknown };
+        let exchange = async {
+            let mut client = Client::connect(address).await?;
+            client.post(&format!("/v1/orders/{order}/cancel"), token, &Value::Null).await
+        };
+        match exchange.await {
+            Ok(reply) if reply.status == 200 => Heard::Cancelled,
+            Ok(reply) if reply.status == 503 => Heard::Unknown,
+            Ok(reply) => Heard::refusal(&reply.text("code")).unwrap_or(Heard::Wrong),
+            Err(_) => Heard::Unknown,
+        }
     }
 
     /// Waits until every node shows at least so many of the sale: each of them learns of the others' changes in its own time.
@@ -221,24 +235,81 @@ impl System {
         Ok(())
     }
 
-    /// What the gate says of a sale, and how many orders wait for the ledger.
-    pub async fn gate(&self, sale: SaleId) -> Result<(GateView, u64)> {
+    /// What the gate of a node holds of a sale.
+    async fn gate(&self, node: SocketAddr, sale: SaleId) -> Result<NodeGate> {
         let path = format!("/admin/v1/sales/{sale}/gate");
-        let answer = self.call(&path, None).await?.json();
+        let answer = match self.call_at(node, &path, None).await {
+            Ok(reply) => reply.json(),
+            Err(SystemError::Refused { status: 404, .. }) => {
+                return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0 });
+            }
+            Err(error) => return Err(error),
+        };
         let digest: String = text(&answer, "digest", &path)?;
         let digest = u64::from_str_radix(&digest, 16).map_err(|_| strange(&path))?;
-        let view = GateView { cap: number(&answer, "cap", &path)?, marks: number(&answer, "marks", &path)?, digest };
-        Ok((view, number(&answer, "waiting", &path)?))
+        let (cap, marks) = (number(&answer, "cap", &path)?, number(&answer, "marks", &path)?);
+        let view = Some(GateView { cap, marks, digest, owners: None });
+        Ok(NodeGate { node: node.to_string(), view, waiting: number(&answer, "waiting", &path)? })
     }
 
-    /// All that is known of a sale. With several nodes each has a gate of its own in `solo`: the administrator's is asked.
+    /// The marks of a gate, one by one. A page is of one moment, all pages are of several.
+    async fn marks(&self, node: SocketAddr, sale: SaleId) -> Result<Vec<(UserId, OrderId)>> {
+        let mut marks = Vec::new();
+        let mut after = String::new();
+        loop {
+            let path = format!("/admin/v1/sales/{sale}/marks?limit=100000{after}");
+            let page = self.call_at(node, &path, None).await?.json();
+            for mark in field(&page, "marks", &path)?.as_array().ok_or_else(|| strange(&path))? {
+                marks.push((text(mark, "user_id", &path)?, text(mark, "order_id", &path)?));
+            }
+            match field(&page, "next", &path)?.as_str() {
+                Some(next) => after = format!("&after={next}"),
+                None => return Ok(marks),
+            }
+        }
+    }
+
+    /// All that is known of a sale. Each node has a gate of its own in `solo`, and every one is asked.
     pub async fn evidence(&self, sale: SaleId) -> Result<Evidence> {
-        let (gate, waiting) = self.gate(sale).await?;
+        let mut gates = Vec::new();
+        for &node in &self.admins {
+            gates.push(self.gate(node, sale).await?);
+        }
         let ledger = match &self.ledger {
             Some(ledger) => ledger.inspect(sale).await?.ok_or(SystemError::NoSale(sale))?,
             None => self.inspect(sale).await?,
         };
-        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gate: Some(gate), waiting: Some(waiting) })
+        // Only where something differs is it worth the transfer of all marks.
+        if gates.iter().filter_map(|gate| gate.view.as_ref()).any(|view| !view.agrees_with(&ledger)) {
+            for (&node, gate) in self.admins.iter().zip(&mut gates) {
+                match (self.marks(node, sale).await, &mut gate.view) {
+                    (Ok(marks), Some(view)) => view.owners = Some(marks),
+                    // It was dropped from memory in between.
+                    (Err(SystemError::Refused { status: 404, .. }), view) => *view = None,
+                    (Err(error), _) => return Err(error),
+                    (Ok(_), None) => {}
+                }
+            }
+        }
+        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates })
+    }
+
+    /// The same of several sales.
+    pub async fn evidence_of(&self, sales: &[SaleId]) -> Result<Vec<Evidence>> {
+        let mut all = Vec::with_capacity(sales.len());
+        for &sale in sales {
+            all.push(self.evidence(sale).await?);
+        }
+        Ok(all)
+    }
+
+    /// Some live orders of a sale, and whose they are.
+    pub async fn some_orders(&self, sale: SaleId) -> Result<Vec<(UserId, OrderId)>> {
+        let path = format!("/admin/v1/sales/{sale}/orders?limit={PAGE}");
+        let page = self.call(&path, None).await?.json();
+        let rows = field(&page, "orders", &path)?.as_array().ok_or_else(|| strange(&path))?.clone();
+        let rows: Result<Vec<OrderRow>> = rows.iter().map(|row| read_row(row, sale, &path)).collect();
+        Ok(rows?.into_iter().filter(|row| row.live).map(|row| (row.order.user, row.order.id)).collect())
     }
 
     /// The ledger's side through the administrator's routes. Of several moments, so only at rest.
@@ -276,11 +347,14 @@ impl System {
             epoch: Epoch(number(&sale, "epoch", &path)?),
             ver: number(&sale, "ver", &path)?,
         };
-        Ok(Inspected { sale, orders, quarantine: Vec::new(), owed: Vec::new() })
+        Ok(Inspected { sale, orders, quarantine: Vec::new(), owed: Vec::new(), top_ups: Vec::new() })
     }
 
     /// The ids of all sales, newest first.
     pub async fn sales(&self) -> Result<Vec<SaleId>> {
+        if let Some(ledger) = &self.ledger {
+            return Ok(ledger.sales(None).await?.into_iter().map(|sale| sale.id).collect());
+        }
         let mut sales: Vec<SaleId> = Vec::new();
         loop {
             let before = sales.last().map_or_else(String::new, |last| format!("&before={last}"));

@@ -32,7 +32,7 @@ async fn traced(plant: Option<&str>) -> String {
     let history = std::sync::Arc::new(History::default());
     let mut client = shop.client().await;
     for buyer in one_by_one {
-        assert!(matches!(history.buy(&mut client, sale, buyer).await, Heard::Order(_, 201)));
+        assert_eq!(history.buy(&mut client, sale, buyer).await.heard, Heard::Created);
     }
     let mut crowd = Vec::new();
     for buyer in at_once {
@@ -40,9 +40,10 @@ async fn traced(plant: Option<&str>) -> String {
         crowd.push(tokio::spawn(async move { history.buy(&mut client, sale, &buyer).await }));
     }
     for one in crowd {
-        assert!(matches!(one.await.unwrap(), Heard::Order(_, 201)));
+        assert_eq!(one.await.unwrap().heard, Heard::Created);
     }
-    assert_eq!(history.created(), people as usize);
+    let place = Place::at(&folder.path().join("data"));
+    assert_eq!(history.check(&place, &[&shop], sale).await, people as usize);
     shop.process.signal("TERM").unwrap();
     assert!(shop.process.wait(Duration::from_secs(30)).unwrap().success());
     read_whole(&log)

@@ -1,105 +1,127 @@
-//! What buyers heard, against what the ledger holds.
+//! What buyers were told, checked against ledger and gates with the invariants that `stampede check` has.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use stampede_core::{OrderId, SaleId, UserId};
-use stampede_ledger::Stores;
-use stampede_testkit::Client;
+use stampede_proof::check::{self, Line, Patience, Rules};
+use stampede_proof::generator::Pulse;
+use stampede_proof::history::{Action, Attempt};
+use stampede_proof::system::System;
+use stampede_testkit::{Client, Reply};
 
-use crate::shop::Buyer;
+use crate::shop::{Buyer, Place, Shop, TOKEN, read_only};
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
-    /// 201 or 200, with the order.
-    Order(OrderId, u16),
-    /// A definite no, by its code.
-    No(String),
-    /// 503, or no answer at all.
-    Unknown,
-}
+pub use stampede_proof::history::Heard;
 
-#[derive(Debug, Clone)]
-struct Attempt {
-    user: UserId,
-    heard: Heard,
-    invoked: Instant,
-    ended: Instant,
-}
+/// How long a system may take to come to rest.
+const AT_REST: Patience = Patience { lasting: Duration::from_secs(20), every: Duration::from_millis(100) };
 
 /// Every attempt of every buyer.
-#[derive(Debug, Default)]
-pub struct History(Mutex<Vec<Attempt>>);
+#[derive(Debug)]
+pub struct History {
+    attempts: Mutex<Vec<Attempt>>,
+    clock: Arc<Pulse>,
+    rules: Rules,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self::with(Rules::default())
+    }
+}
 
 impl History {
-    /// One try to buy, recorded.
-    pub async fn buy(&self, client: &mut Client, sale: SaleId, buyer: &Buyer) -> Heard {
+    /// Of a system whose clocks may be this far apart.
+    pub fn with(rules: Rules) -> Self {
+        Self { attempts: Mutex::default(), clock: Pulse::new(), rules: Rules { at_rest: true, ..rules } }
+    }
+
+    /// One attempt to buy, recorded.
+    pub async fn buy(&self, client: &mut Client, sale: SaleId, buyer: &Buyer) -> Attempt {
         let path = format!("/v1/sales/{sale}/orders");
-        let invoked = Instant::now();
-        let heard = match client.post(&path, &buyer.token, &serde_json::Value::Null).await {
-            Ok(reply) if reply.status == 201 || reply.status == 200 => {
-                Heard::Order(reply.text("id").parse().unwrap(), reply.status.as_u16())
-            }
-            Ok(reply) if reply.status == 503 => Heard::Unknown,
-            Ok(reply) => Heard::No(reply.text("code")),
-            Err(_) => Heard::Unknown,
-        };
-        let (user, ended) = (buyer.id.parse().unwrap(), Instant::now());
-        self.0.lock().unwrap().push(Attempt { user, heard: heard.clone(), invoked, ended });
-        heard
+        self.send(client, &path, Action::Buy, (sale, buyer, None), |reply| match reply.status.as_u16() {
+            201 => Heard::Created,
+            200 => Heard::Already,
+            _ => refusal(reply),
+        })
+        .await
     }
 
-    pub fn all(&self) -> Vec<(UserId, Heard)> {
-        self.0.lock().unwrap().iter().map(|attempt| (attempt.user, attempt.heard.clone())).collect()
+    /// One cancellation, recorded.
+    pub async fn cancel(&self, client: &mut Client, sale: SaleId, buyer: &Buyer, order: OrderId) -> Attempt {
+        let path = format!("/v1/orders/{order}/cancel");
+        self.send(client, &path, Action::Cancel, (sale, buyer, Some(order)), |reply| match reply.status.as_u16() {
+            200 => Heard::Cancelled,
+            _ => refusal(reply),
+        })
+        .await
     }
 
-    /// How many heard 201.
-    pub fn created(&self) -> usize {
-        self.all().iter().filter(|(_, heard)| matches!(heard, Heard::Order(_, 201))).count()
+    async fn send(
+        &self,
+        client: &mut Client,
+        path: &str,
+        action: Action,
+        (sale, buyer, order): (SaleId, &Buyer, Option<OrderId>),
+        judge: impl Fn(&Reply) -> Heard,
+    ) -> Attempt {
+        let start_us = self.clock.us(Instant::now());
+        let reply = client.post(path, &buyer.token, &serde_json::Value::Null).await;
+        let end_us = self.clock.us(Instant::now());
+        let heard = reply.as_ref().map_or(Heard::Unknown, judge);
+        let told = reply.ok().and_then(|reply| reply.text("id").parse().ok());
+        let user: UserId = buyer.id.parse().unwrap();
+        let attempt = Attempt { action, sale, user, start_us, end_us, heard, order: order.or(told) };
+        self.attempts.lock().unwrap().push(attempt);
+        attempt
     }
 
-    /// sold = live rows ≤ total; one a person; ok ⊆ ledger ⊆ ok ∪ unknown. Returns how many were sold.
-    pub async fn check(&self, stores: &Stores, sale: SaleId) -> usize {
-        let loaded = stores.ledger.load(sale).await.unwrap().expect("the sale is gone");
-        let rows: HashMap<UserId, OrderId> = loaded.marks.iter().copied().collect();
-        assert_eq!(rows.len(), loaded.marks.len(), "somebody has two live orders");
-        assert_eq!(loaded.sale.sold as usize, rows.len(), "sold is not the live rows");
-        assert!(loaded.sale.sold <= loaded.sale.total, "oversold");
+    pub fn all(&self) -> Vec<Attempt> {
+        self.attempts.lock().unwrap().clone()
+    }
 
-        let mut attempted = HashSet::new();
-        for (user, heard) in self.all() {
-            match heard {
-                Heard::Order(order, _) => {
-                    assert_eq!(rows.get(&user), Some(&order), "user {user} was promised {order}");
-                    attempted.insert(user);
-                }
-                Heard::Unknown => _ = attempted.insert(user),
-                Heard::No(_) => {}
-            }
+    /// How many attempts were answered so.
+    pub fn count(&self, heard: Heard) -> usize {
+        self.all().iter().filter(|attempt| attempt.heard == heard).count()
+    }
+
+    /// The invariants, from the database and from the gates of these nodes: all of them if it is stopped. Panics on a violation.
+    /// Returns how many were sold.
+    pub async fn check(&self, place: &Place, nodes: &[&Shop], sale: SaleId) -> usize {
+        let ledger = Some(read_only(place).await);
+        self.check_with(System { ledger, ..system(nodes) }, sale).await
+    }
+
+    /// The same, with the ledger read through the first node.
+    pub async fn check_from_outside(&self, nodes: &[&Shop], sale: SaleId) -> usize {
+        self.check_with(system(nodes), sale).await
+    }
+
+    async fn check_with(&self, system: System, sale: SaleId) -> usize {
+        let (history, sales) = (self.all(), [sale]);
+        // Nothing changes in a stopped system: one look is enough.
+        let stopped = Patience { lasting: Duration::ZERO, every: Duration::from_millis(1) };
+        let patience = if system.admins.is_empty() { stopped } else { AT_REST };
+        let gather = async || system.evidence_of(&sales).await;
+        let (evidence, lines) = check::look(patience, self.rules, Some(&history), gather).await.unwrap();
+        let failed: Vec<String> = lines.iter().filter(|line| line.failed()).map(Line::to_string).collect();
+        assert!(failed.is_empty(), "{}", failed.join("\n"));
+        if let Some(ledger) = system.ledger {
+            ledger.close().await;
         }
-        self.check_asked_again();
-        let unexpected: Vec<_> = rows.keys().filter(|user| !attempted.contains(user)).collect();
-        assert!(unexpected.is_empty(), "rows of people who heard no or never asked: {unexpected:?}");
-        rows.len()
+        evidence[0].ledger.orders.iter().filter(|row| row.live).count()
     }
+}
 
-    /// Who asked after he was told his order was told the same order, and never no.
-    fn check_asked_again(&self) {
-        let attempts = self.0.lock().unwrap().clone();
-        let mut told: HashMap<UserId, (OrderId, Instant)> = HashMap::new();
-        for attempt in &attempts {
-            if let Heard::Order(order, _) = attempt.heard {
-                let first = told.entry(attempt.user).or_insert((order, attempt.ended));
-                first.1 = first.1.min(attempt.ended);
-            }
-        }
-        for Attempt { user, heard, invoked, .. } in &attempts {
-            if let (Some((order, since)), Heard::No(code)) = (told.get(user), heard)
-                && since < invoked
-            {
-                panic!("{user} had {order} and was then told {code}");
-            }
-        }
+fn system(nodes: &[&Shop]) -> System {
+    let admins = nodes.iter().map(|shop| shop.address).collect();
+    System { addresses: Vec::new(), admins, token: TOKEN.to_owned(), nodes: Vec::new(), ledger: None }
+}
+
+fn refusal(reply: &Reply) -> Heard {
+    match reply.status.as_u16() {
+        503 => Heard::Unknown,
+        _ => Heard::refusal(&reply.text("code")).unwrap_or(Heard::Wrong),
     }
 }

@@ -5,7 +5,7 @@
 //! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
 //! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
 //! - `quarantine`: orders that the database rejects, and what an operator does with them
-//! - `proof`: bench and check, and that planted bugs are caught
+//! - `proof`: bench, and that planted bugs are caught; `check`: the check, and that it is neither blind nor wrong
 //! - `durability`: nothing is promised before it is on the disk
 //! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
 //! - `attack`: one address takes all the connections it can; `costly`: it sends what costs most; honest requests are served all the same
@@ -18,6 +18,7 @@
 mod administration;
 mod attack;
 mod chaos;
+mod check;
 mod commands;
 mod contract;
 mod costly;

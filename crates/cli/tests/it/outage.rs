@@ -12,7 +12,7 @@ use stampede_testkit::{Client, Dice, Process, Proxy, count};
 use tokio::task::JoinHandle;
 
 use crate::history::{Heard, History};
-use crate::shop::{Buyer, Kind, Place, Shop, command, ledger, serving};
+use crate::shop::{Buyer, Kind, Place, Shop, command, serving};
 
 const PEOPLE: u64 = 120;
 const STOCK: u32 = 80;
@@ -26,7 +26,7 @@ fn crowd(shop: &Shop, sale: SaleId, buyers: &[Buyer], history: &Arc<History>, sp
             tokio::time::sleep(step * n).await;
             let deadline = Instant::now() + Duration::from_secs(90);
             let mut client = Client::connect(address).await.unwrap();
-            while history.buy(&mut client, sale, &buyer).await == Heard::Unknown {
+            while history.buy(&mut client, sale, &buyer).await.heard == Heard::Unknown {
                 assert!(Instant::now() < deadline, "never told");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
@@ -35,13 +35,16 @@ fn crowd(shop: &Shop, sale: SaleId, buyers: &[Buyer], history: &Arc<History>, sp
     (0..).zip(buyers).map(come).collect()
 }
 
-async fn all_told(crowd: Vec<JoinHandle<()>>, place: &Place, sale: SaleId, history: &History) {
+async fn all_told(crowd: Vec<JoinHandle<()>>, (place, shop): (&Place, &Shop), sale: SaleId, history: &History) {
     for one in crowd {
         one.await.unwrap();
     }
-    assert_eq!(history.check(&ledger(place).await, sale).await, STOCK as usize);
-    let yes = history.all().iter().filter(|(_, heard)| matches!(heard, Heard::Order(..))).count();
-    assert_eq!(yes, STOCK as usize, "each who has one was told so in the end");
+    assert_eq!(history.check(place, &[shop], sale).await, STOCK as usize);
+    assert_eq!(yes(history), STOCK as usize, "each who has one was told so in the end");
+}
+
+fn yes(history: &History) -> usize {
+    history.all().iter().filter(|attempt| attempt.heard.is_yes()).count()
 }
 
 /// `kill -9` of the database under load, and its return.
@@ -61,7 +64,7 @@ async fn database_killed(kind: Kind) {
         let ready = shop.client().await.get("/readyz", "").await.unwrap();
         assert_eq!(ready.status, 503, "it says that it cannot work");
         server.restart().unwrap();
-        all_told(crowd, &place, sale, &history).await;
+        all_told(crowd, (&place, &shop), sale, &history).await;
     }
     assert!(shop.stop().success());
 }
@@ -90,7 +93,7 @@ async fn wire_broken(kind: Kind) {
                 // What was asked in the meantime will never be answered: such connections end.
                 proxy.cut_all();
             }
-            all_told(crowd, &place, sale, &history).await;
+            all_told(crowd, (&place, &shop), sale, &history).await;
         }
     }
     assert!(shop.stop().success());
@@ -139,13 +142,13 @@ async fn disk_full_on_sqlite() {
         limit(&(1_000 + extra * 5_000).to_string());
         let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(100));
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !history.all().iter().any(|(_, heard)| *heard == Heard::Unknown) {
+        while history.count(Heard::Unknown) == 0 {
             assert!(Instant::now() < deadline, "the disk was never full");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        history.check(&ledger(&place).await, sale).await;
+        history.check(&place, &[], sale).await;
         limit("unlimited");
-        all_told(crowd, &place, sale, &history).await;
+        all_told(crowd, (&place, &shop), sale, &history).await;
     }
     assert!(shop.stop().success());
 }
@@ -186,7 +189,7 @@ async fn disk_full_on_a_small_file_system() {
         file.set_len(length - round * 4096).unwrap();
         let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(100));
         let deadline = Instant::now() + Duration::from_secs(30);
-        while !history.all().iter().any(|(_, heard)| *heard == Heard::Unknown) {
+        while history.count(Heard::Unknown) == 0 {
             assert!(Instant::now() < deadline, "the disk was never full");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -195,10 +198,12 @@ async fn disk_full_on_a_small_file_system() {
         for one in crowd {
             one.await.unwrap();
         }
+        history.check_from_outside(&[&shop], sale).await;
         assert!(shop.stop().success());
         // SQLite does not find its way into another namespace: look at a copy.
         let copy = crate::shop::folder();
         std::fs::copy(within.join("stampede.db"), copy.path().join("stampede.db")).unwrap();
-        all_told(Vec::new(), &copy, sale, &history).await;
+        assert_eq!(history.check(&copy, &[], sale).await, STOCK as usize);
+        assert_eq!(yes(&history), STOCK as usize, "each who has one was told so in the end");
     }
 }

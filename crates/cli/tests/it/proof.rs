@@ -1,33 +1,30 @@
 //! `stampede bench` and `stampede check`: right without a bug, and every planted one is caught and named.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 use stampede_testkit::count;
 
-use crate::shop::{Kind, Shop, TOKEN, command, folder};
-
-fn stampede(arguments: &[&str]) -> Command {
+pub fn stampede(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
     command.args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).env_remove("STAMPEDE_ADMIN_TOKEN");
     command
 }
 
 /// A small benchmark: seconds, not minutes.
-fn small(seed: u64) -> Command {
+pub fn small(seed: u64) -> Command {
     let mut command = stampede(&["bench", "--json", "--seconds", "0.2", "--buyers", "400", "--stock", "100"]);
+    command.args(["--storm-seconds", if count(1, 0) == 1 { "5" } else { "1" }]);
     command.args(["--connections", "32", "--seed", &seed.to_string()]);
     command
 }
 
-fn told(output: &Output) -> Value {
+pub fn told(output: &Output) -> Value {
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{errors}"))
 }
 
-fn passes(mut command: Command) -> Value {
+pub fn passes(mut command: Command) -> Value {
     let output = command.output().unwrap();
     let report = told(&output);
     assert!(output.status.success(), "{:#}", report["violations"]);
@@ -71,6 +68,43 @@ fn the_report_has_what_it_promises() {
         assert_eq!(storm[nothing], json!(0), "{nothing}");
     }
     assert_eq!(report["orders"]["other"], json!(0), "everybody got one");
+    let answers = report["answers"].as_array().unwrap();
+    for (phase, answer) in [
+        ("orders", "created"),
+        ("refusals", "sold_out"),
+        ("storm", "created"),
+        ("storm", "already"),
+        ("storm", "sold_out"),
+    ] {
+        let found = answers.iter().find(|line| line["phase"] == phase && line["answer"] == answer);
+        let p99 = found.unwrap_or_else(|| panic!("{phase} {answer} in {answers:?}"))["latency_ms"]["p99"].as_f64();
+        assert!(p99.unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn the_storm_lasts_and_its_answers_are_shown_by_kind() {
+    let mut command =
+        stampede(&["bench", "--seconds", "0.1", "--buyers", "100", "--stock", "10", "--connections", "8"]);
+    let started = std::time::Instant::now();
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert!(started.elapsed().as_secs() >= 5, "five seconds unless told otherwise");
+    for answer in ["created", "already", "sold_out"] {
+        let line = text.lines().find(|line| line.starts_with("storm ") && line.contains(answer));
+        assert!(line.is_some(), "{answer} in {text}");
+    }
+}
+
+/// Nobody is left to buy what others gave back, but for themselves.
+#[test]
+fn as_many_buyers_as_stock_is_not_undersold() {
+    let mut command = stampede(&["bench", "--json", "--seconds", "0.1", "--buyers", "200", "--stock", "200"]);
+    command.args(["--connections", "16", "--storm-seconds", "1"]);
+    let report = passes(command);
+    assert_eq!((&report["storm"]["sold"], &report["storm"]["undersold"]), (&json!(200), &json!(0)));
+    assert_ne!(report["storm"]["returned"], json!(0), "some were cancelled");
 }
 
 /// Under 256 connections batches grow by themselves: the median is above 16. A crowd that the machine lets starve is no crowd, so it
@@ -157,144 +191,4 @@ fn an_answer_before_the_commit_is_caught() {
 #[test]
 fn a_count_written_while_orders_are_on_their_way_is_caught() {
     caught("reconcile-count", &[], "the gate's cap is");
-}
-
-/// The invariants that `check` says have failed.
-fn failed(output: &Output) -> Vec<u64> {
-    let checks = told(output);
-    let all = checks["checks"].as_array().unwrap();
-    let failed: Vec<u64> = all
-        .iter()
-        .filter(|check| check["result"] == "failed")
-        .map(|check| check["invariant"].as_u64().unwrap())
-        .collect();
-    assert_eq!(output.status.success(), failed.is_empty(), "{checks:#}");
-    failed
-}
-
-fn check(data: &Path, history: Option<&Path>) -> Output {
-    let mut command = stampede(&["check", "--json", "--data-dir"]);
-    command.arg(data);
-    if let Some(history) = history {
-        command.arg("--history").arg(history);
-    }
-    command.output().unwrap()
-}
-
-async fn spoil(database: &Path, sql: &str) {
-    let mut connection = SqliteConnection::connect(&format!("sqlite:{}", database.display())).await.unwrap();
-    let sql = format!("PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; {sql}");
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
-    connection.close().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_invariant_has_a_violation_that_check_names() {
-    let place = folder();
-    let (data, history) = (place.path().join("node-0"), place.path().join("history"));
-    let mut command = small(1);
-    command.arg("--data-dir").arg(place.path()).arg("--history").arg(&history);
-    passes(command);
-    assert_eq!(failed(&check(&data, Some(&history))), [0; 0]);
-    let without = told(&check(&data, None));
-    let not_checkable = |checks: &Value| {
-        let all = checks["checks"].as_array().unwrap().clone();
-        let some = all.iter().filter(|check| check["result"] == "not_checkable");
-        some.map(|check| check["invariant"].as_u64().unwrap()).collect::<Vec<_>>()
-    };
-    assert_eq!(not_checkable(&without), [1, 4, 5, 6], "the gate of a stopped system, and what needs a history");
-
-    let good = std::fs::read(data.join("stampede.db")).unwrap();
-    let lines: Vec<Value> =
-        std::fs::read_to_string(&history).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let some_order = "(SELECT MIN(id) FROM orders WHERE live = 1)";
-    for (invariant, sql) in [
-        (1, "UPDATE sale SET sold = sold - 1 WHERE sold > 1".to_owned()),
-        (2, "UPDATE sale SET total = sold - 1, cap = sold - 1 WHERE sold > 1".to_owned()),
-        (3, format!("DROP INDEX IF EXISTS x; CREATE TABLE o AS SELECT * FROM orders; DROP TABLE orders; ALTER TABLE o RENAME TO orders;
-            INSERT INTO orders SELECT id + 1, sale_id, user_id, live, status, reason, epoch, seq, price_cents, created_at, updated_at
-            FROM orders WHERE id = {some_order}")),
-        (7, format!("UPDATE orders SET id = id + (1000000 << 22) WHERE id = {some_order}")),
-        (8, format!("UPDATE orders SET created_at = 5 WHERE id = {some_order}")),
-        (9, format!("UPDATE orders SET status = 'paid', live = NULL WHERE id = {some_order}")),
-        (10, format!("UPDATE orders SET epoch = 7 WHERE id = {some_order}")),
-        (11, format!("INSERT INTO owed SELECT id, sale_id, user_id FROM orders WHERE id = {some_order}")),
-    ] {
-        spoil(&data.join("stampede.db"), &sql).await;
-        let found = failed(&check(&data, None));
-        assert!(found.contains(&invariant), "{invariant}: {found:?}");
-        for file in ["stampede.db-wal", "stampede.db-shm"] {
-            let _ = std::fs::remove_file(data.join(file));
-        }
-        std::fs::write(data.join("stampede.db"), &good).unwrap();
-    }
-
-    let yes = lines.iter().position(|line| line["heard"] == "created").unwrap();
-    let late = lines.iter().position(|line| line["heard"] == "sold_out").unwrap();
-    let written = |change: &dyn Fn(&mut Vec<Value>)| {
-        let mut lines = lines.clone();
-        change(&mut lines);
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        std::fs::write(&history, text).unwrap();
-        failed(&check(&data, Some(&history)))
-    };
-    assert!(written(&|lines| lines[yes]["order"] = json!("12345")).contains(&4), "a yes without a row");
-    let user = lines[yes]["user"].clone();
-    assert!(written(&|lines| lines.retain(|line| line["user"] != user)).contains(&5), "a row without an attempt");
-    // One who was told so before anybody had bought anything.
-    let early = |lines: &mut Vec<Value>| {
-        lines[late]["start_us"] = json!(0);
-        lines[late]["end_us"] = json!(1);
-    };
-    assert!(written(&early).contains(&6), "told sold out too early");
-    let twice = |lines: &mut Vec<Value>| {
-        let mut other = lines[yes].clone();
-        other["user"] = json!("1");
-        lines.push(other);
-    };
-    assert!(written(&twice).contains(&7), "one id for two people");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_live_system_is_checked_through_its_own_routes() {
-    let place = crate::shop::Place::on(Kind::Sqlite);
-    let mut serve = command(&place);
-    serve.env("STAMPEDE__ALLOW_LOAD_TEST", "true");
-    let shop = Shop::run(serve);
-    let target = format!("http://{}", shop.address);
-    let arguments = ["bench", "--json", "--seconds", "0.1", "--buyers", "200", "--stock", "20", "--connections", "8"];
-    let run = |arguments: Vec<String>| {
-        tokio::task::spawn_blocking(move || {
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            stampede(&arguments).env("STAMPEDE_ADMIN_TOKEN", TOKEN).output().unwrap()
-        })
-    };
-    let with_target = |arguments: &[&str]| {
-        let given = arguments.iter().map(|&argument| argument.to_owned());
-        given.chain(["--target".to_owned(), target.clone()]).collect::<Vec<String>>()
-    };
-    let output = run(with_target(&arguments)).await.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    let output = run(with_target(&["check", "--json"])).await.unwrap();
-    assert_eq!(failed(&output), [0; 0]);
-    let gate = told(&output)["checks"][1].clone();
-    assert_eq!((&gate["invariant"], &gate["result"]), (&json!(1), &json!("passed")), "the gate was asked");
-    let not_checkable = |output: &Output| {
-        let checks = told(output)["checks"].as_array().unwrap().clone();
-        checks.iter().filter(|check| check["result"] == "not_checkable").count()
-    };
-    assert_eq!(not_checkable(&output), 5, "the ledger's own sums and what is left over, and what needs a history");
-    let data = place.path().display().to_string();
-    let output = run(with_target(&["check", "--json", "--data-dir", &data])).await.unwrap();
-    assert_eq!(
-        (failed(&output), not_checkable(&output)),
-        (Vec::new(), 3),
-        "with the database only a history is missing"
-    );
-    // Without the setting there are neither no-op nor test sessions.
-    let plain = Shop::open(&folder());
-    let target = format!("http://{}", plain.address);
-    let output = run(vec!["bench".to_owned(), "--target".to_owned(), target]).await.unwrap();
-    assert!(!output.status.success());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("404"), "{output:?}");
 }

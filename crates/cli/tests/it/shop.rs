@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use stampede_core::ports::Ledger;
 use stampede_core::{SaleId, SystemClock, Timestamp};
 use stampede_ledger::{Database, Stores};
 use stampede_testkit::{Client, Process, Reply, Server, mariadb, postgres};
@@ -260,7 +261,12 @@ pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {
     Buyer { id, token: answer.text("token") }
 }
 
-/// The server's database, read beside it or after it.
+/// The server's database, beside it or after it.
 pub async fn ledger(place: &Place) -> Stores {
     stampede_ledger::open(&Database::parse(&place.url()).unwrap()).await.unwrap()
+}
+
+/// The same, only to be read.
+pub async fn read_only(place: &Place) -> Arc<dyn Ledger> {
+    stampede_ledger::open_read_only(&Database::parse(&place.url()).unwrap()).await.unwrap()
 }

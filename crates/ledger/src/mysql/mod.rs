@@ -9,7 +9,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
 use sqlx::{Executor as _, Row as _};
 
 use crate::db::{PATIENCE, Pool, check_released};
-use crate::{OpenError, migrator};
+use crate::{APPLIED, OpenError, check_version, migrator};
 
 /// To write with, and as many to read with.
 const CONNECTIONS: u32 = 12;
@@ -26,23 +26,39 @@ const SESSION: [&str; 2] = [
      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'",
 ];
 
-pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
-    let options = MySqlConnectOptions::from_str(url).map_err(OpenError::Open)?.charset("utf8mb4");
-    let pool = || {
-        MySqlPoolOptions::new()
-            .max_connections(CONNECTIONS)
-            .acquire_timeout(PATIENCE)
-            .idle_timeout(IDLE)
-            .after_connect(|connection, _| {
-                Box::pin(async move {
-                    for setting in SESSION {
-                        connection.execute(setting).await?;
-                    }
-                    Ok(())
-                })
+/// Then also this, where it is only read.
+const READ_ONLY: &str = "SET SESSION TRANSACTION READ ONLY";
+
+fn options(url: &str) -> Result<MySqlConnectOptions, OpenError> {
+    Ok(MySqlConnectOptions::from_str(url).map_err(OpenError::Open)?.charset("utf8mb4"))
+}
+
+fn pool(read_only: bool) -> MySqlPoolOptions {
+    MySqlPoolOptions::new()
+        .max_connections(CONNECTIONS)
+        .acquire_timeout(PATIENCE)
+        .idle_timeout(IDLE)
+        .after_connect(move |connection, _| {
+            Box::pin(async move {
+                for setting in SESSION.into_iter().chain(read_only.then_some(READ_ONLY)) {
+                    connection.execute(setting).await?;
+                }
+                Ok(())
             })
-            .after_release(|connection, _| Box::pin(check_released(connection)))
-    };
+        })
+        .after_release(|connection, _| Box::pin(check_released(connection)))
+}
+
+/// To be read, beside servers that run or after them.
+pub(crate) async fn open_read_only(url: &str) -> Result<Pool, OpenError> {
+    let readers = pool(true).connect_with(options(url)?).await.map_err(OpenError::Open)?;
+    check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrator(&MIGRATIONS))?;
+    Ok(Pool::MySql { writer: readers.clone(), readers })
+}
+
+pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
+    let options = options(url)?;
+    let pool = || pool(false);
     let writer = pool().connect_with(options.clone()).await.map_err(OpenError::Open)?;
     check_durable(&writer).await?;
     migrate(&writer).await?;

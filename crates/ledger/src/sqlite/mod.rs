@@ -8,12 +8,13 @@ use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
+use sqlx::migrate::Migrator;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{ConnectOptions as _, SqliteConnection};
 use stampede_core::failpoint;
 
 use crate::db::{PATIENCE, Pool};
-use crate::{OpenError, migrator};
+use crate::{APPLIED, OpenError, check_version, migrator};
 
 pub(crate) use recorder::Recorder;
 pub(crate) use writer::{Turn, Writer};
@@ -37,6 +38,16 @@ fn synchronous() -> i64 {
 
 const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
 
+fn migrations() -> Migrator {
+    let mut migrations = MIGRATIONS;
+    if failpoint::planted("skip-duplicate") {
+        for (_, sql) in &mut migrations {
+            *sql = sql.replace("UNIQUE (sale_id, user_id, live),", "").leak();
+        }
+    }
+    migrator(&migrations)
+}
+
 pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let mut options = SqliteConnectOptions::new()
         .filename(path)
@@ -48,15 +59,9 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
         options = options.pragma(name, value);
     }
     make_private(path)?;
-    let mut migrations = MIGRATIONS;
-    if failpoint::planted("skip-duplicate") {
-        for (_, sql) in &mut migrations {
-            *sql = sql.replace("UNIQUE (sale_id, user_id, live),", "").leak();
-        }
-    }
     let pool =
         SqlitePoolOptions::new().max_connections(1).connect_with(options.clone()).await.map_err(OpenError::Open)?;
-    migrator(&migrations).run(&pool).await?;
+    migrations().run(&pool).await?;
     pool.close().await;
     let mut connection = options.connect().await.map_err(OpenError::Open)?;
     check_durable(&mut connection).await?;
@@ -75,6 +80,16 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let all = (0..READERS).map(|_| readers.acquire());
     futures_util::future::try_join_all(all).await.map_err(OpenError::Open)?;
     Ok(Pool::Sqlite { writer, recorder, readers })
+}
+
+/// To be read, beside a server that runs or after it.
+pub(crate) async fn open_read_only(path: &Path) -> Result<Pool, OpenError> {
+    let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(PATIENCE);
+    let readers = SqlitePoolOptions::new().acquire_timeout(PATIENCE).max_connections(READERS);
+    let readers = readers.connect_with(options.clone()).await.map_err(OpenError::Open)?;
+    check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrations())?;
+    let connection = options.connect().await.map_err(OpenError::Open)?;
+    Ok(Pool::Sqlite { writer: Writer::new(options, connection), recorder: Recorder::closed(), readers })
 }
 
 /// What the ledger holds is for its owner alone. SQLite gives its other files the mode of the first.

@@ -56,6 +56,11 @@ impl Recorder {
         Ok(Self { jobs })
     }
 
+    /// For a database that is only read: it records nothing.
+    pub(crate) fn closed() -> Self {
+        Self { jobs: mpsc::channel(1).0 }
+    }
+
     /// All of them, in one transaction. `false` if there was no room for all or one was in the way; then nothing was done.
     pub(crate) async fn record(&self, sale: SaleId, epoch: Epoch, mut orders: Vec<Admitted>) -> Result<bool> {
         // By id, so that rows go in one beside the other.

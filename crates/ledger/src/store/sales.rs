@@ -1,6 +1,6 @@
 //! Sales: reading, creating, editing. Every edit raises `ver`.
 
-use stampede_core::ports::{Created, Edited, Inspected, Loaded, OrderRow, Result, SaleDraft};
+use stampede_core::ports::{AddedStock, Created, Edited, Inspected, Loaded, OrderRow, Result, SaleDraft};
 use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId, VoucherId, Window, shop};
 
 use super::orders::{ROWS, read_row};
@@ -90,16 +90,21 @@ impl Store {
                 break;
             }
         }
-        let (mut quarantine, mut owed) = (Vec::new(), Vec::new());
+        let (mut quarantine, mut owed, mut top_ups) = (Vec::new(), Vec::new(), Vec::new());
         let in_quarantine = format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}");
         tx.pairs(&in_quarantine, args![id.get()], &mut quarantine).await?;
         tx.pairs("SELECT user_id, order_id FROM owed WHERE sale_id = ?", args![id.get()], &mut owed).await?;
+        tx.pairs("SELECT at, added FROM top_up WHERE sale_id = ?", args![id.get()], &mut top_ups).await?;
         tx.roll_back().await?;
         let mark = |(user, order): (i64, i64)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
         let marks = |pairs: Vec<(i64, i64)>| pairs.into_iter().map(mark).collect::<Option<Vec<_>>>();
         let quarantine = marks(quarantine).ok_or_else(|| unreadable("a quarantined order"))?;
         let owed = marks(owed).ok_or_else(|| unreadable("a row of owed"))?;
-        Ok(Some(Inspected { sale, orders, quarantine, owed: owed.into_iter().map(|(_, order)| order).collect() }))
+        let owed = owed.into_iter().map(|(_, order)| order).collect();
+        let added = |(at, added)| Some(AddedStock { at: Timestamp::from_ms(at), added: u32::try_from(added).ok()? });
+        let top_ups: Option<Vec<_>> = top_ups.into_iter().map(added).collect();
+        let top_ups = top_ups.ok_or_else(|| unreadable("a top-up"))?;
+        Ok(Some(Inspected { sale, orders, quarantine, owed, top_ups }))
     }
 
     pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {

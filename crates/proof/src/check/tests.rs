@@ -1,0 +1,460 @@
+//! Each invariant has a violation that the check must name, and lawful cases that it must not.
+
+use std::time::Duration;
+
+use stampede_core::ids::Snowflake;
+use stampede_core::ports::{AddedStock, Inspected, OrderRow};
+use stampede_core::{
+    Clock as _, Epoch, Money, Order, OrderId, OrderStatus, Sale, SaleId, SaleStatus, SystemClock, Timestamp, UserId,
+    VoucherId, Window, mark_digest,
+};
+
+use super::{Evidence, GateView, Line, NodeGate, Rules, Verdict, check};
+use crate::history::{Action, Attempt, Heard};
+
+/// Some time in the past, the sale's begin.
+fn begin() -> Timestamp {
+    SystemClock.now().minus(Duration::from_secs(600))
+}
+
+fn sale_id() -> SaleId {
+    SaleId::new(7).unwrap()
+}
+
+fn user(n: i64) -> UserId {
+    UserId::new(n).unwrap()
+}
+
+/// A sale of `total` with an order each of the users 1 to `sold`, a second apart, and the history that led to it.
+struct Case {
+    evidence: Evidence,
+    history: Vec<Attempt>,
+}
+
+impl Case {
+    fn sold(total: u32, sold: i64) -> Self {
+        let begin = begin();
+        let sale = Sale {
+            id: sale_id(),
+            voucher: VoucherId::new(1).unwrap(),
+            title: String::new(),
+            price: Money::from_cents(100).unwrap(),
+            worth: Money::from_cents(200).unwrap(),
+            status: SaleStatus::OnSale,
+            window: Window { begin, end: begin.plus(Duration::from_secs(3600)) },
+            total,
+            cap: total,
+            sold: 0,
+            epoch: Epoch(1),
+            ver: 1,
+        };
+        let ledger =
+            Inspected { sale, orders: Vec::new(), quarantine: Vec::new(), owed: Vec::new(), top_ups: Vec::new() };
+        let mut case =
+            Self { evidence: Evidence { ledger, from_database: true, gates: Vec::new() }, history: Vec::new() };
+        for n in 1..=sold {
+            case.buy(n, n);
+        }
+        case.gates(1);
+        case
+    }
+
+    fn at(&self, second: i64) -> Timestamp {
+        Timestamp::from_ms(self.evidence.ledger.sale.window.begin.ms() + second * 1000)
+    }
+
+    /// The user's order, made at this second.
+    fn order(&self, n: i64, second: i64) -> OrderId {
+        // Milliseconds since the maker's epoch in the upper bits, the user in the lower.
+        let base = Snowflake::made_at(0).ms();
+        OrderId::new(((self.at(second).ms() - base) << 22) + n).unwrap()
+    }
+
+    fn attempt(&mut self, n: i64, second: i64, heard: Heard, order: Option<OrderId>) {
+        let start_us = super::history_us(self.at(second));
+        let attempt = Attempt {
+            action: Action::Buy,
+            sale: sale_id(),
+            user: user(n),
+            start_us,
+            end_us: start_us + 1000,
+            heard,
+            order,
+        };
+        self.history.push(attempt);
+    }
+
+    fn buy(&mut self, n: i64, second: i64) -> OrderId {
+        let (id, at) = (self.order(n, second), self.at(second));
+        let price = self.evidence.ledger.sale.price;
+        let order = Order {
+            id,
+            sale: sale_id(),
+            user: user(n),
+            status: OrderStatus::Unpaid,
+            price,
+            created_at: at,
+            updated_at: at,
+        };
+        self.evidence.ledger.orders.push(OrderRow { order, live: true, epoch: Epoch(1), seq: n });
+        self.evidence.ledger.sale.sold += 1;
+        self.attempt(n, second, Heard::Created, Some(id));
+        id
+    }
+
+    /// The row of the user's only order dies at this second.
+    fn die(&mut self, n: i64, second: i64) -> OrderId {
+        let at = self.at(second);
+        let row = self.evidence.ledger.orders.iter_mut().find(|row| row.order.user == user(n) && row.live).unwrap();
+        row.order.status = OrderStatus::Cancelled;
+        row.order.updated_at = at;
+        row.live = false;
+        self.evidence.ledger.sale.sold -= 1;
+        row.order.id
+    }
+
+    fn cancel(&mut self, n: i64, second: i64) -> OrderId {
+        let order = self.die(n, second);
+        self.attempt(n, second, Heard::Cancelled, Some(order));
+        self.history.last_mut().unwrap().action = Action::Cancel;
+        order
+    }
+
+    /// So many nodes whose gates hold what the ledger has.
+    fn gates(&mut self, count: usize) {
+        let ledger = &self.evidence.ledger;
+        let owners: Vec<_> =
+            ledger.orders.iter().filter(|row| row.live).map(|row| (row.order.user, row.order.id)).collect();
+        let view = GateView {
+            cap: ledger.sale.total,
+            marks: owners.len() as u32,
+            digest: mark_digest(owners.iter().copied()),
+            owners: Some(owners),
+        };
+        let gate = |n| NodeGate { node: format!("node {n}"), view: Some(view.clone()), waiting: 0 };
+        self.evidence.gates = (0..count).map(gate).collect();
+    }
+
+    fn top_up(&mut self, second: i64, added: u32) {
+        let at = self.at(second);
+        let ledger = &mut self.evidence.ledger;
+        ledger.top_ups.push(AddedStock { at, added });
+        ledger.sale.total += added;
+        ledger.sale.cap = ledger.sale.total;
+        ledger.sale.ver += 1;
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        check(std::slice::from_ref(&self.evidence), Some(&self.history), Rules::default())
+    }
+
+    /// What is found, each with the number of its invariant.
+    fn found(&self) -> Vec<(u8, String)> {
+        let mut found = Vec::new();
+        for line in self.lines() {
+            if let Verdict::Failed { findings } = line.verdict {
+                found.extend(findings.into_iter().map(|finding| (line.invariant, finding)));
+            }
+        }
+        found
+    }
+
+    #[track_caller]
+    fn holds(&self) {
+        assert_eq!(self.found(), []);
+    }
+
+    #[track_caller]
+    fn violates(&self, invariant: u8, text: &str) {
+        let found = self.found();
+        assert!(
+            found.iter().any(|(n, finding)| *n == invariant && finding.contains(text)),
+            "{invariant} {text}: {found:?}"
+        );
+    }
+}
+
+fn broken(change: impl FnOnce(&mut Case)) -> Case {
+    let mut case = Case::sold(5, 4);
+    case.holds();
+    change(&mut case);
+    case
+}
+
+#[test]
+fn counts_that_differ_from_the_rows() {
+    broken(|case| case.evidence.ledger.sale.sold = 3).violates(1, "sold is 3, live rows are 4");
+    broken(|case| case.evidence.ledger.sale.cap = 4).violates(1, "cap is 4, total is 5");
+    let oversold = broken(|case| {
+        for n in 5..=6 {
+            case.buy(n, n);
+        }
+        case.gates(1);
+    });
+    oversold.violates(1, "6 live rows of 5");
+    oversold.violates(2, "1 more sold than there were");
+}
+
+#[test]
+fn a_gate_that_differs_from_the_rows() {
+    let gate = |case: &mut Case, change: fn(&mut GateView)| change(case.evidence.gates[0].view.as_mut().unwrap());
+    broken(|case| gate(case, |view| view.cap = 9)).violates(1, "the gate's cap is 9");
+    broken(|case| case.evidence.gates[0].view = None).violates(1, "does not have it");
+    let lacks = broken(|case| {
+        gate(case, |view| {
+            view.marks -= 1;
+            view.owners.as_mut().unwrap().pop();
+        });
+    });
+    lacks.violates(1, "no mark of the live order");
+    let dead = broken(|case| _ = case.cancel(1, 50));
+    dead.violates(1, "which is not live");
+}
+
+#[test]
+fn a_sale_that_is_over_needs_no_gate() {
+    let mut case = Case::sold(5, 4);
+    case.evidence.ledger.sale.window.end = case.at(300);
+    case.evidence.gates[0].view = None;
+    case.holds();
+}
+
+#[test]
+fn every_node_is_compared() {
+    let mut case = Case::sold(5, 4);
+    case.gates(3);
+    case.holds();
+    let view = case.evidence.gates[2].view.as_mut().unwrap();
+    view.marks -= 1;
+    view.owners.as_mut().unwrap().pop();
+    case.violates(1, "the gate of node 2 has no mark");
+    for gate in &mut case.evidence.gates {
+        let view = gate.view.as_mut().unwrap();
+        (view.marks, view.owners) = (0, Some(Vec::new()));
+    }
+    case.violates(1, "no gate has a mark");
+}
+
+#[test]
+fn a_top_up_neither_looks_like_an_oversell_nor_hides_one() {
+    let mut lawful = Case::sold(2, 2);
+    lawful.top_up(20, 2);
+    lawful.buy(3, 21);
+    lawful.buy(4, 22);
+    lawful.attempt(5, 15, Heard::SoldOut, None);
+    lawful.gates(1);
+    lawful.holds();
+
+    let mut hidden = Case::sold(2, 3);
+    hidden.top_up(20, 1);
+    hidden.gates(1);
+    hidden.violates(2, "1 more sold than there were");
+
+    let mut late = Case::sold(2, 2);
+    late.top_up(20, 2);
+    late.gates(1);
+    late.attempt(5, 60, Heard::SoldOut, None);
+    late.violates(6, "told sold out when at most 2 of 4 were gone");
+}
+
+#[test]
+fn two_live_orders_of_a_user() {
+    broken(|case| _ = case.buy(1, 9)).violates(3, "user 1 has");
+}
+
+#[test]
+fn a_yes_without_its_row() {
+    broken(|case| drop(case.evidence.ledger.orders.pop())).violates(4, "lost: order");
+    broken(|case| case.history[0].order = None).violates(4, "a yes without an order");
+    broken(|case| case.history[0].heard = Heard::Wrong).violates(4, "an answer that nobody should get");
+    broken(|case| case.evidence.ledger.orders[0].order.user = user(9)).violates(4, "belongs to 9");
+    let rejected = broken(|case| {
+        let row = &mut case.evidence.ledger.orders[0];
+        (row.order.status, row.live) = (OrderStatus::Rejected, false);
+    });
+    rejected.violates(4, "was confirmed and is rejected");
+}
+
+#[test]
+fn a_confirmed_order_lives_unless_its_buyer_cancelled_it() {
+    broken(|case| _ = case.die(1, 50)).violates(4, "nobody asked for that");
+    let mut asked = Case::sold(5, 4);
+    asked.cancel(1, 50);
+    asked.gates(1);
+    asked.holds();
+    // Who cancelled may buy again.
+    asked.buy(1, 60);
+    asked.gates(1);
+    asked.holds();
+    let undone = broken(|case| {
+        case.cancel(1, 50);
+        let row = &mut case.evidence.ledger.orders[0];
+        (row.order.status, row.live) = (OrderStatus::Unpaid, true);
+        case.evidence.ledger.sale.sold += 1;
+    });
+    undone.violates(4, "was cancelled and is still live");
+    let refused = broken(|case| {
+        let order = case.history[0].order;
+        case.attempt(1, 50, Heard::IllegalStep, order);
+        case.history.last_mut().unwrap().action = Action::Cancel;
+    });
+    refused.violates(4, "cannot be cancelled");
+}
+
+#[test]
+fn a_yes_that_names_a_dead_order() {
+    let named = broken(|case| {
+        let order = case.cancel(1, 50);
+        case.gates(1);
+        case.attempt(1, 60, Heard::Already, Some(order));
+    });
+    named.violates(4, "after it had been cancelled");
+}
+
+#[test]
+fn a_refusal_of_a_user_who_has_an_order() {
+    broken(|case| case.attempt(1, 50, Heard::SoldOut, None)).violates(4, "was refused with sold_out");
+}
+
+#[test]
+fn an_attempt_at_a_sale_that_is_not_there() {
+    let case = Case::sold(5, 4);
+    let lines = check(&[], Some(&case.history), Rules::default());
+    let four = lines.iter().find(|line| line.invariant == 4).unwrap();
+    assert!(four.to_string().contains("which the ledger does not have"), "{four}");
+    // Who was told that there is no such sale was told the truth.
+    let refused: Vec<Attempt> =
+        case.history.iter().map(|attempt| Attempt { heard: Heard::NoSuchSale, ..*attempt }).collect();
+    assert!(!check(&[], Some(&refused), Rules::default()).iter().any(Line::failed));
+}
+
+#[test]
+fn nothing_to_look_at_is_not_checkable() {
+    assert!(!check(&[], None, Rules::default()).iter().any(Line::checked));
+    assert!(!check(&[], Some(&[]), Rules::default()).iter().any(Line::checked));
+}
+
+#[test]
+fn a_row_without_its_attempt() {
+    broken(|case| case.history[0].heard = Heard::SoldOut).violates(5, "unexpected: order");
+    // Without an answer there may be a row.
+    let mut unanswered = Case::sold(5, 4);
+    (unanswered.history[0].heard, unanswered.history[0].order) = (Heard::Unknown, None);
+    unanswered.holds();
+}
+
+#[test]
+fn sold_out_while_there_was_stock() {
+    broken(|case| case.attempt(9, 50, Heard::SoldOut, None)).violates(6, "at most 4 of 5 were gone");
+    let mut gone = Case::sold(4, 4);
+    gone.attempt(9, 50, Heard::SoldOut, None);
+    gone.holds();
+    // What was given back long ago is there to be sold.
+    gone.cancel(1, 60);
+    gone.gates(1);
+    gone.attempt(9, 61, Heard::SoldOut, None);
+    gone.holds();
+    gone.attempt(9, 90, Heard::SoldOut, None);
+    gone.violates(6, "at most 3 of 4 were gone");
+}
+
+#[test]
+fn refusals_that_are_not_true() {
+    for heard in [Heard::NotStarted, Heard::Ended, Heard::Paused, Heard::NoSuchSale, Heard::Unauthorized] {
+        broken(|case| case.attempt(9, 50, heard, None)).violates(6, heard.as_str());
+    }
+    let mut paused = Case::sold(5, 4);
+    paused.evidence.ledger.sale.ver += 2;
+    paused.attempt(9, 50, Heard::Paused, None);
+    paused.holds();
+    let mut early = Case::sold(5, 4);
+    early.attempt(9, -5, Heard::NotStarted, None);
+    early.holds();
+    let mut ended = Case::sold(5, 4);
+    ended.evidence.ledger.sale.status = SaleStatus::Ended;
+    ended.attempt(9, 50, Heard::Ended, None);
+    ended.holds();
+    // What a limit has refused cannot be judged, and that is said.
+    let mut limited = Case::sold(5, 4);
+    limited.attempt(9, 50, Heard::TooManyRequests, None);
+    limited.holds();
+    let told = limited.lines().iter().map(ToString::to_string).collect::<String>();
+    assert!(told.contains("1 answers of too_many_requests cannot be judged"), "{told}");
+}
+
+#[test]
+fn ids_that_repeat_or_fall_or_are_of_the_future() {
+    broken(|case| {
+        let row = case.evidence.ledger.orders[0].clone();
+        case.evidence.ledger.orders.push(row);
+    })
+    .violates(7, "is there twice");
+    broken(|case| {
+        let order = case.history[0].order;
+        case.attempt(9, 50, Heard::Created, order);
+    })
+    .violates(7, "was told to user 1 and to user 9");
+    broken(|case| {
+        let order = case.order(9, 0);
+        case.attempt(9, 50, Heard::Created, Some(order));
+    })
+    .violates(7, "by the same maker");
+    broken(|case| case.evidence.ledger.orders[0].order.created_at = case.at(-60)).violates(7, "has an id of");
+}
+
+#[test]
+fn an_order_outside_the_window() {
+    broken(|case| case.evidence.ledger.sale.window.end = case.at(3)).violates(8, "outside the window");
+}
+
+#[test]
+fn steps_and_epochs_are_judged_only_if_there_were_any() {
+    let case = Case::sold(5, 4);
+    for invariant in [9, 10] {
+        assert!(case.lines().iter().filter(|line| line.invariant == invariant).all(|line| !line.checked()));
+    }
+    broken(|case| case.evidence.ledger.orders[0].order.status = OrderStatus::Cancelled)
+        .violates(9, "cancelled and live");
+    broken(|case| case.evidence.ledger.orders[0].order.updated_at = case.at(-1)).violates(9, "before it was created");
+    broken(|case| case.evidence.ledger.orders[0].order.price = Money::from_cents(1).unwrap())
+        .violates(9, "the price 1");
+    broken(|case| case.evidence.ledger.orders[0].epoch = Epoch(2)).violates(10, "has the epoch 2");
+    let older = broken(|case| {
+        case.evidence.ledger.sale.epoch = Epoch(2);
+        case.evidence.ledger.orders[0].epoch = Epoch(2);
+    });
+    older.violates(10, "after a later one");
+    let mut newer = Case::sold(5, 4);
+    newer.evidence.ledger.sale.epoch = Epoch(2);
+    newer.holds();
+    assert!(newer.lines().iter().any(|line| line.invariant == 10 && line.checked()));
+}
+
+#[test]
+fn what_is_left_over() {
+    let owed = |case: &mut Case| {
+        let order = case.cancel(1, 50);
+        case.gates(1);
+        case.evidence.ledger.owed.push(order);
+    };
+    broken(owed).violates(11, "is owed to the gate");
+    // A stopped system cannot release it before it starts again.
+    let mut stopped = broken(owed);
+    stopped.evidence.gates.clear();
+    stopped.holds();
+    assert!(stopped.lines().iter().any(|line| line.to_string().contains("1 releases wait for its next start")));
+    let never = broken(|case| {
+        let order = case.history[0].order.unwrap();
+        case.evidence.ledger.owed.push(order);
+        case.evidence.gates.clear();
+    });
+    never.violates(11, "is owed to the gate");
+    broken(|case| case.evidence.ledger.quarantine.push((user(9), case.order(9, 9)))).violates(11, "is in quarantine");
+
+    let mut waiting = Case::sold(5, 4);
+    waiting.evidence.gates[0].waiting = 3;
+    waiting.holds();
+    let at_rest = Rules { at_rest: true, ..Rules::default() };
+    let lines = check(std::slice::from_ref(&waiting.evidence), None, at_rest);
+    assert!(lines.iter().any(|line| line.to_string().contains("3 admitted orders wait")), "{lines:?}");
+}
