@@ -6,6 +6,9 @@ MINUTES ?= 10
 # What the tests build: everything, with failpoints, in one profile.
 TESTED = --workspace --features stampede-cli/failpoints
 
+# The modules of the end-to-end tests, for `make soak ONLY=name`.
+END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs %/history.rs,$(wildcard crates/cli/tests/it/*.rs)))))
+
 .PHONY: help run test lint soak chaos bench deps
 
 help:
@@ -13,7 +16,9 @@ help:
 	@echo "make test             format, lints, documentation and all tests with small counts (installs what is missing)"
 	@echo "make lint             format, lints and documentation alone"
 	@echo "make soak             all tests with their full counts, release build (up to an hour)"
-	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed"
+	@echo "make soak ONLY=name   a part of them: a crate (lock, cache, ledger, engine, http, …) or a module of the end-to-end tests"
+	@echo "                      ($(END_TO_END))"
+	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed, CHAOS_SEED=n replays it"
 	@echo "make bench            measure and prove the tier solo; the report goes to target/bench"
 	@echo "make deps             licences, sources and known advisories of all dependencies (installs cargo-deny)"
 
@@ -31,7 +36,7 @@ test: lint
 
 soak:
 	scripts/install-test-tools
-	CARGO_PROFILE_RELEASE_LTO=off SOAK=1 $(CARGO) test --release --locked $(TESTED) -- --test-threads=1 --nocapture
+	CARGO="$(CARGO)" ONLY="$(ONLY)" scripts/soak
 
 chaos:
 	scripts/install-test-tools

@@ -165,6 +165,10 @@ impl Bench {
         bar.finish();
         let (mut report, heard) = done.with_context(|| format!("seed {seed}"))?;
         report.tier.clone_from(&running.tier);
+        // Before the nodes stop: the last one to close a database of SQLite puts its log in order, and that is theirs to do.
+        if let Some(ledger) = running.system.ledger.take() {
+            ledger.close().await;
+        }
         for node in running.system.nodes.drain(..) {
             node.stop().context("a node did not stop well")?;
         }

@@ -8,6 +8,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 
+use crate::failpoint;
+
 /// A moment, to the millisecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
@@ -134,7 +136,7 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         // A system clock before 1970 reads as 1970: the sale windows then say "not started", which is the safe side.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+        Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX).saturating_add(failpoint::clock_offset_ms()))
     }
 }
 

@@ -3,6 +3,9 @@
 //! `STAMPEDE_FAILPOINTS="record.committed=abort@3;record.begin=pause:50"`: abort when `record.committed` is reached for the
 //! third time; pause 50 ms at `record.begin` every time.
 //!
+//! `STAMPEDE_CLOCK_FILE=PATH` sets the clock of the process off by the milliseconds that the file holds, such as `-3600000`. The file is read
+//! again every few milliseconds, so that the clock can jump while the process runs.
+//!
 //! `STAMPEDE_PLANT="sync-off"` plants a known bug by name, so that the tests can show that they would notice it.
 
 /// Every failpoint, in the order a buyer's order passes them.
@@ -20,8 +23,9 @@ pub const BUGS: [&str; 5] = ["sync-off", "skip-duplicate", "release-twice", "ans
 #[cfg(feature = "failpoints")]
 mod armed {
     use std::collections::HashMap;
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::ffi::OsString;
+    use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+    use std::sync::{Arc, OnceLock};
     use std::time::Duration;
 
     enum Action {
@@ -72,6 +76,33 @@ mod armed {
         }
     }
 
+    /// How often the file with the clock's offset is read.
+    const CLOCK_READ_EVERY: Duration = Duration::from_millis(5);
+
+    pub(super) fn clock_offset_ms() -> i64 {
+        static OFFSET: OnceLock<Option<Arc<AtomicI64>>> = OnceLock::new();
+        let offset = OFFSET.get_or_init(|| std::env::var_os("STAMPEDE_CLOCK_FILE").map(follow));
+        offset.as_ref().map_or(0, |offset| offset.load(Ordering::Relaxed))
+    }
+
+    /// What the file holds, kept up to date for as long as the process runs.
+    #[expect(clippy::disallowed_methods, reason = "a thread of its own that only reads a file now and then")]
+    fn follow(path: OsString) -> Arc<AtomicI64> {
+        let read = move || std::fs::read_to_string(&path).ok()?.trim().parse::<i64>().ok();
+        let offset = Arc::new(AtomicI64::new(read().unwrap_or(0)));
+        let kept = offset.clone();
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(CLOCK_READ_EVERY);
+                // A file that is being written is read the next time.
+                if let Some(offset) = read() {
+                    kept.store(offset, Ordering::Relaxed);
+                }
+            }
+        });
+        offset
+    }
+
     pub(super) fn planted(bug: &str) -> bool {
         static PLANTED: OnceLock<Vec<String>> = OnceLock::new();
         let planted = PLANTED.get_or_init(|| {
@@ -107,4 +138,13 @@ pub fn planted(bug: &'static str) -> bool {
         let _ = bug;
         false
     }
+}
+
+/// How far the clock of this process is set off, in milliseconds. Never without the feature.
+#[inline]
+pub fn clock_offset_ms() -> i64 {
+    #[cfg(feature = "failpoints")]
+    return armed::clock_offset_ms();
+    #[cfg(not(feature = "failpoints"))]
+    0
 }

@@ -83,6 +83,9 @@ pub struct Sale {
     pub epoch: Epoch,
     /// Rises with every edit: the gate takes an edit only if its version is higher.
     pub ver: i64,
+    /// How many orders were live and died. A process that sees it rise knows that its marks may be out of date, even if as many are sold
+    /// as before.
+    pub released: i64,
 }
 
 /// What a visitor sees of a sale.

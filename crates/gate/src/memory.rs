@@ -22,6 +22,7 @@ struct State {
     status: SaleStatus,
     window: Window,
     price: Money,
+    /// As the ledger has it. For a while there may be more marks: see [`State::cap`].
     cap: u32,
     /// The time of the latest admission: admissions never go back in time, whatever the clock does.
     high_water: Timestamp,
@@ -80,12 +81,18 @@ impl State {
         u32::try_from(self.marks.len()).unwrap_or(u32::MAX)
     }
 
+    /// Never below the marks. After a reload there may be more marks than the ledger's cap: those of orders on their way, which the ledger
+    /// will refuse because other processes were quicker. When they are released, the cap is the ledger's again.
+    fn cap(&self) -> u32 {
+        self.cap.max(self.marks())
+    }
+
     fn snapshot(&self) -> Snapshot {
         Snapshot {
             ver: self.ver,
             status: self.status,
             window: self.window,
-            cap: self.cap,
+            cap: self.cap(),
             marks: self.marks(),
             settled: self.settled,
         }
@@ -174,7 +181,7 @@ impl MemoryGate {
                 state.window = sale.window;
                 state.cap = sale.cap.max(state.marks());
             }
-            state.cap
+            state.cap()
         })
     }
 
@@ -225,7 +232,6 @@ impl MemoryGate {
                 state.window = sale.window;
                 state.cap = sale.cap;
             }
-            state.cap = state.cap.max(state.marks());
             true
         });
         reloaded.unwrap_or(false)

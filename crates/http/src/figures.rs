@@ -10,6 +10,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
+use crate::load_test::NOOP;
 use crate::orders::BUY;
 
 /// Counters made once: looking one up by name would cost more than answering.
@@ -19,11 +20,18 @@ pub(crate) struct HttpMetrics {
     by_status: Vec<OnceLock<Counter>>,
     /// How long buying takes, which does not pass through a [`Timed`].
     pub(crate) buying: Histogram,
+    /// The same for the no-op of load tests, made when it is first used.
+    noop: OnceLock<Histogram>,
 }
 
 impl HttpMetrics {
     pub(crate) fn new() -> Self {
-        Self { by_status: (100..600).map(|_| OnceLock::new()).collect(), buying: seconds(BUY.to_owned()) }
+        let by_status = (100..600).map(|_| OnceLock::new()).collect();
+        Self { by_status, buying: seconds(BUY.to_owned()), noop: OnceLock::new() }
+    }
+
+    pub(crate) fn noop(&self) -> &Histogram {
+        self.noop.get_or_init(|| seconds(NOOP.to_owned()))
     }
 
     pub(crate) fn count(&self, status: StatusCode) {

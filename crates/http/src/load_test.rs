@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use axum::Json as Answer;
+use axum::body::Body;
 use axum::extract::State;
+use axum::http::{HeaderValue, Method, StatusCode, Uri};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use stampede_core::UserId;
@@ -13,12 +16,32 @@ use utoipa::ToSchema;
 use crate::admin::audited;
 use crate::app::App;
 use crate::extract::{Json, Operator};
+use crate::orders::{self, OrderAnswer};
 use crate::problem::Problem;
 
-/// Does nothing: what a request costs before anything is done for it.
-#[utoipa::path(get, path = "/load-test/noop", tag = "load test", responses((status = 200, description = "Nothing", body = String)))]
-pub(crate) async fn noop() -> &'static str {
-    "ok\n"
+pub(crate) const NOOP: &str = "/load-test/noop";
+
+/// As long as the body of a new order.
+const BODY: &str = concat!(
+    r#"{"id":"645112373996158977","sale_id":"645112373996158976","status":"unpaid","price_cents":100,"#,
+    r#""created_at":"2026-01-01T00:00:00.000Z","updated_at":"2026-01-01T00:00:00.000Z","already":false}"#
+);
+const LOCATION: HeaderValue = HeaderValue::from_static("/v1/orders/645112373996158977");
+
+/// Is this request the no-op? It takes the path that buying takes, past the router.
+pub(crate) fn wanted(method: &Method, uri: &Uri) -> bool {
+    method == Method::POST && uri.path() == NOOP
+}
+
+/// The response of the no-op.
+pub(crate) fn respond() -> Response {
+    orders::respond(StatusCode::OK, Body::from(BODY), Some(LOCATION))
+}
+
+/// Does nothing, and answers as an order is answered: what a request costs before anything is done for it.
+#[utoipa::path(post, path = "/load-test/noop", tag = "load test", responses((status = 200, description = "A fixed order", body = OrderAnswer)))]
+pub(crate) async fn noop() -> Response {
+    respond()
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]

@@ -153,16 +153,22 @@ pub(crate) async fn sell(app: &App, user: UserId, sale: SaleId) -> Result<Respon
     let mut body = Vec::with_capacity(256);
     // Numbers and words of ours: that cannot fail. If it did, the order would be there all the same.
     serde_json::to_writer(&mut body, &OrderAnswer::new(&order, Some(already))).map_err(|_| Error::OutcomeUnknown)?;
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = if already { StatusCode::OK } else { StatusCode::CREATED };
+    let status = if already { StatusCode::OK } else { StatusCode::CREATED };
+    Ok(respond(status, Body::from(body), HeaderValue::try_from(format!("/v1/orders/{}", order.id)).ok()))
+}
+
+/// The response that an order, or the no-op of a load test, is sent in.
+pub(crate) fn respond(status: StatusCode, body: Body, location: Option<HeaderValue>) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
     let headers = response.headers_mut();
     // These two, and those that every answer gets.
     headers.reserve(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Ok(location) = HeaderValue::try_from(format!("/v1/orders/{}", order.id)) {
+    if let Some(location) = location {
         headers.insert(LOCATION, location);
     }
-    Ok(response)
+    response
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -40,7 +40,7 @@ use crate::orders::BuyerAddress;
 use crate::patient::Patient;
 use crate::problem::{Language, Problem, render};
 use crate::throttle::Throttle;
-use crate::{address, cors, host, openapi, orders, security_log};
+use crate::{address, cors, host, load_test, openapi, orders, security_log};
 
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -209,7 +209,34 @@ struct Edge {
     config: Arc<ServerConfig>,
 }
 
+/// What takes the short way, past the router.
+#[derive(Clone, Copy)]
+enum Direct {
+    Buy(SaleId),
+    /// What buying is measured against in a load test.
+    Noop,
+}
+
 impl Edge {
+    fn direct<B>(&self, request: &Request<B>) -> Option<Direct> {
+        if !self.sells {
+            return None;
+        }
+        let (method, uri) = (request.method(), request.uri());
+        orders::wanted(method, uri)
+            .map(Direct::Buy)
+            .or_else(|| (self.app.config.allow_load_test && load_test::wanted(method, uri)).then_some(Direct::Noop))
+    }
+
+    /// The same as [`load_test::noop`].
+    fn noop(&self, request: Request<Incoming>) -> Response {
+        let started = Instant::now();
+        drop(request);
+        let response = load_test::respond();
+        self.app.http_metrics.noop().record(started.elapsed());
+        response
+    }
+
     /// What everything but buying goes through.
     async fn route(&mut self, request: Request<Incoming>, client: IpAddr, id: &str) -> Response {
         let mut request = request.map(Body::new);
@@ -259,9 +286,9 @@ async fn answer(
 ) -> Result<Response, Infallible> {
     let started = Instant::now();
     let id = next_request_id();
-    let sale = if edge.sells { orders::wanted(request.method(), request.uri()) } else { None };
+    let direct = edge.direct(&request);
     // On the way of a try to buy nothing is told, unless it fails or everything is.
-    let span = if sale.is_some() && !tracing::enabled!(Level::DEBUG) {
+    let span = if direct.is_some() && !tracing::enabled!(Level::DEBUG) {
         Span::none()
     } else {
         let path = request.uri().path();
@@ -276,9 +303,10 @@ async fn answer(
     let bad_host = host::fault(request.version(), request.headers());
     let refused = bad_host.map(|fault| Problem::new(Code::InvalidRequest).detail(fault).into_response());
     let refused = if under_way.is_evicted { Some(Problem::new(Code::Busy).into_response()) } else { refused };
-    let response = match (refused.or(preflight), sale) {
+    let response = match (refused.or(preflight), direct) {
         (Some(response), _) => response,
-        (None, Some(sale)) => edge.sell(request, client, sale, &id).instrument(span.clone()).await,
+        (None, Some(Direct::Buy(sale))) => edge.sell(request, client, sale, &id).instrument(span.clone()).await,
+        (None, Some(Direct::Noop)) => async { edge.noop(request) }.instrument(span.clone()).await,
         (None, None) => edge.route(request, client, &id).instrument(span.clone()).await,
     };
     let mut response = render(response, language);
@@ -304,7 +332,10 @@ async fn answer(
     edge.app.http_metrics.count(response.status());
     if !is_for_administrators && security_log::is_refusal(response.status()) {
         // A try to buy has a span only if there is something to say.
-        let span = sale.map_or_else(|| span.clone(), |sale| tracing::error_span!("buying", id, %sale));
+        let span = match direct {
+            Some(Direct::Buy(sale)) => tracing::error_span!("buying", id, %sale),
+            _ => span.clone(),
+        };
         span.in_scope(|| edge.app.security_log.buyer_refused(client, response.status()));
     }
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), elapsed = ?started.elapsed(), "answered"));

@@ -74,7 +74,7 @@ pub(crate) struct Bench<'a> {
 
 impl Bench<'_> {
     pub(crate) fn buy(&self, sale: SaleId, buyers: Vec<u32>, until: Until) -> Plan {
-        let ask = Ask::Buy { path: format!("/v1/sales/{sale}/orders"), tokens: self.buyers.tokens.clone() };
+        let ask = Ask { path: format!("/v1/sales/{sale}/orders"), tokens: self.buyers.tokens.clone() };
         Plan { ask, buyers, until, rate: self.options.rate }
     }
 
@@ -117,9 +117,15 @@ impl Bench<'_> {
         outcome
     }
 
-    async fn noop(&mut self, span: Duration, into: &mut Tally) {
-        let plan = Plan { ask: Ask::Noop, buyers: vec![0], until: Until::For(span), rate: None };
-        self.measure("noop", plan, into).await;
+    async fn noop(&mut self, span: Duration, into: &mut Tally) -> Result<(), SystemError> {
+        let ask = Ask { path: "/load-test/noop".to_owned(), tokens: self.buyers.tokens.clone() };
+        let plan = Plan { ask, buyers: self.everybody(1), until: Until::For(span), rate: None };
+        let outcome = self.measure("noop", plan, into).await;
+        // A yardstick that was refused would measure nothing.
+        match outcome.samples.iter().all(|sample| sample.heard == Heard::Already) {
+            true => Ok(()),
+            false => Err(SystemError::Strange("POST /load-test/noop".to_owned())),
+        }
     }
 
     /// Those who were not told ask again until they are.
@@ -178,7 +184,7 @@ pub async fn run(
     let first = bench.crowd.run(bench.buy(sold_out, vec![0], Until::Once)).await;
     bench.remember(sold_out, &first.samples);
     let others: Vec<u32> = bench.everybody(1).into_iter().filter(|&buyer| buyer != 0).collect();
-    bench.noop(WARM_UP, &mut Tally::default()).await;
+    bench.noop(WARM_UP, &mut Tally::default()).await?;
     let refused = bench.crowd.run(bench.buy(sold_out, others.clone(), Until::For(WARM_UP))).await;
     bench.remember(sold_out, &refused.samples);
 
@@ -189,7 +195,7 @@ pub async fn run(
     let slice = SLICE.min(options.measure);
     while [&noop, &orders, &refusals].iter().any(|tally| tally.spent < options.measure) {
         progress.phase("no-op");
-        bench.noop(slice, &mut noop).await;
+        bench.noop(slice, &mut noop).await?;
         progress.phase("orders");
         let until = orders.spent + slice;
         while orders.spent < until {

@@ -21,28 +21,21 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// No answer that we ask for is longer.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// What is asked in a phase.
+/// What is sent in a phase: `POST path` with the token of the buyer. The no-op is sent exactly as an order is.
 #[derive(Debug)]
-pub enum Ask {
-    /// The route that does nothing.
-    Noop,
-    /// `POST path` with the token of the buyer.
-    Buy { path: String, tokens: Arc<Vec<String>> },
+pub struct Ask {
+    pub path: String,
+    pub tokens: Arc<Vec<String>>,
 }
 
 impl Ask {
     fn render(&self, buyer: usize, into: &mut Vec<u8>) {
         into.clear();
-        match self {
-            Self::Noop => into.extend_from_slice(b"GET /load-test/noop HTTP/1.1\r\nhost: stampede\r\n\r\n"),
-            Self::Buy { path, tokens } => {
-                into.extend_from_slice(b"POST ");
-                into.extend_from_slice(path.as_bytes());
-                into.extend_from_slice(b" HTTP/1.1\r\nhost: stampede\r\ncontent-length: 0\r\nauthorization: Bearer ");
-                into.extend_from_slice(tokens[buyer].as_bytes());
-                into.extend_from_slice(b"\r\n\r\n");
-            }
-        }
+        into.extend_from_slice(b"POST ");
+        into.extend_from_slice(self.path.as_bytes());
+        into.extend_from_slice(b" HTTP/1.1\r\nhost: stampede\r\ncontent-length: 0\r\nauthorization: Bearer ");
+        into.extend_from_slice(self.tokens[buyer].as_bytes());
+        into.extend_from_slice(b"\r\n\r\n");
     }
 }
 
@@ -375,8 +368,7 @@ fn judge(answer: &Answer, buffer: &[u8]) -> (Heard, Option<OrderId>) {
     match answer.status {
         201 => order().map_or((Heard::Wrong, None), |order| (Heard::Created, Some(order))),
         202 => order().map_or((Heard::Wrong, None), |order| (Heard::Pending, Some(order))),
-        // The no-op says yes to nothing.
-        200 => order().map_or((Heard::Already, None), |order| (Heard::Already, Some(order))),
+        200 => order().map_or((Heard::Wrong, None), |order| (Heard::Already, Some(order))),
         401 | 404 | 409 | 429 => {
             let refusal = member(body, "\"code").and_then(Heard::refusal);
             (refusal.unwrap_or(Heard::Wrong), None)

@@ -346,6 +346,7 @@ impl System {
             sold: u32::try_from(orders.iter().filter(|row: &&OrderRow| row.live).count()).unwrap_or(u32::MAX),
             epoch: Epoch(number(&sale, "epoch", &path)?),
             ver: number(&sale, "ver", &path)?,
+            released: 0,
         };
         Ok(Inspected { sale, orders, quarantine: Vec::new(), owed: Vec::new(), top_ups: Vec::new() })
     }

@@ -1,19 +1,31 @@
 //! A private MariaDB: durable, empty, user `root` without a password.
 
+use std::ffi::OsString;
 use std::io::Result;
 use std::path::Path;
 use std::process::Command;
 
+use crate::fake_clock::FakeClock;
 use crate::server::{Server, give_to, run};
 
 const USER: &str = "mysql";
+const DURABLE: &[&str] = &["--skip-log-bin"];
 
 pub fn start() -> Result<Server> {
-    start_with(&["--skip-log-bin"])
+    start_with(DURABLE)
 }
 
 /// With more options of `mariadbd`; those of [`start`] are durable and without a binary log.
 pub fn start_with(options: &'static [&'static str]) -> Result<Server> {
+    launch(options, Vec::new())
+}
+
+/// One that lives by this clock.
+pub fn start_by(clock: &FakeClock) -> Result<Server> {
+    launch(DURABLE, clock.environment())
+}
+
+fn launch(options: &'static [&'static str], environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     let prepare = |folder: &Path| {
         give_to(USER, folder)?;
         let mut install = Command::new("mariadb-install-db");
@@ -24,6 +36,7 @@ pub fn start_with(options: &'static [&'static str]) -> Result<Server> {
     let start = move |folder: &Path, port: u16| {
         let mut command = Command::new("mariadbd");
         command
+            .envs(environment.iter().cloned())
             .args(["--no-defaults", "--bind-address=127.0.0.1", "--max-connections=500"])
             .args(["--innodb-flush-log-at-trx-commit=1"])
             .args(options)

@@ -1,9 +1,11 @@
 //! A private PostgreSQL: durable, empty, user `postgres` without a password.
 
+use std::ffi::OsString;
 use std::io::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::fake_clock::FakeClock;
 use crate::server::{Server, as_user, give_to, run};
 
 const USER: &str = "postgres";
@@ -18,14 +20,30 @@ fn program(name: &str) -> PathBuf {
 }
 
 pub fn start() -> Result<Server> {
+    launch(Vec::new())
+}
+
+/// One that lives by this clock.
+pub fn start_by(clock: &FakeClock) -> Result<Server> {
+    launch(clock.environment())
+}
+
+fn launch(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     let prepare = |folder: &Path| {
         give_to(USER, folder)?;
         let mut init = as_user(USER, &program("initdb"));
         init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"]).arg(folder.join("data"));
         run(&mut init).map(drop)
     };
-    let start = |folder: &Path, port: u16| {
-        let mut command = as_user(USER, &program("postgres"));
+    let start = move |folder: &Path, port: u16| {
+        // By `env`, so that the environment is the server's alone, not that of the program that changes the user.
+        let mut command = as_user(USER, Path::new("env"));
+        for (name, value) in &environment {
+            let mut setting = OsString::from(format!("{name}="));
+            setting.push(value);
+            command.arg(setting);
+        }
+        command.arg(program("postgres"));
         command.arg("-D").arg(folder.join("data")).args(["-p", &port.to_string(), "-h", "127.0.0.1"]);
         command.arg("-k").arg(folder).args(["-c", "max_connections=300"]);
         command

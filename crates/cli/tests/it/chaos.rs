@@ -1,18 +1,197 @@
 //! Random faults with random seeds, for as long as `CHAOS_MINUTES` says; one round without it.
-//! A failure prints its seed; `CHAOS_SEED=n` throws the same numbers again.
+//! A failure prints its seed; `CHAOS_SEED=n` draws the same faults at the same times again.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use stampede_core::failpoint;
-use stampede_testkit::Dice;
+use stampede_core::{Clock as _, SystemClock, failpoint};
+use stampede_proof::check::Rules;
+use stampede_testkit::{Dice, FakeClock, Proxy, Server, count, proxy};
 
-use crate::crash::{Fault, rounds};
-use crate::shop::Kind;
+use crate::crash;
+use crate::history::History;
+use crate::outage::{PEOPLE, STOCK, all_told_at, crowd_at};
+use crate::shop::{Buyer, Kind, Place, Shop, command};
 
-fn any_fault(dice: &mut Dice) -> Fault {
-    match dice.within(0..6) {
-        0 => Fault::random_kill(dice),
-        n => Fault::random_abort(dice, failpoint::ALL[n as usize - 1]),
+/// A fault that a running system must get over by itself. Kills of a node are in [`crash`].
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    /// Between a node and its database.
+    Wire(proxy::Fault),
+    /// `kill -9`, then a start on the same data.
+    DatabaseKilled,
+    /// Stopped in the middle of whatever it does, and continued.
+    DatabasePaused,
+    NodePaused,
+    /// The clock of a node jumps by so many seconds, and back.
+    NodeClock(i64),
+    /// The same of the database server.
+    DatabaseClock(i64),
+}
+
+const ON_EVERY_DATABASE: [fn(&mut Dice) -> Fault; 2] = [|_| Fault::NodePaused, |dice| Fault::NodeClock(any_jump(dice))];
+
+const ON_SERVERS: [fn(&mut Dice) -> Fault; 7] = [
+    |_| Fault::Wire(proxy::Fault::Cut),
+    |dice| Fault::Wire(proxy::Fault::Delay(Duration::from_millis(dice.within(5..80)))),
+    |_| Fault::Wire(proxy::Fault::Hang),
+    |_| Fault::Wire(proxy::Fault::DropAnswers),
+    |_| Fault::DatabaseKilled,
+    |_| Fault::DatabasePaused,
+    |dice| Fault::DatabaseClock(any_jump(dice)),
+];
+
+/// Up to an hour, forwards or backwards.
+fn any_jump(dice: &mut Dice) -> i64 {
+    dice.within(0..7200).cast_signed() - 3600
+}
+
+fn faults_of(kind: Kind) -> Vec<fn(&mut Dice) -> Fault> {
+    let servers: &[fn(&mut Dice) -> Fault] = if kind == Kind::Sqlite { &[] } else { &ON_SERVERS };
+    ON_EVERY_DATABASE.iter().chain(servers).copied().collect()
+}
+
+/// A database server that is this test's alone, with a clock that can be set, and a wire to it that can be broken.
+struct Database {
+    server: Server,
+    clock: FakeClock,
+    wire: Proxy,
+}
+
+/// One node on SQLite; two on a database server, the first of them behind the wire.
+struct Cluster {
+    database: Option<Database>,
+    places: Vec<Place>,
+    shops: Vec<Shop>,
+    buyers: Vec<Buyer>,
+}
+
+impl Cluster {
+    async fn start(kind: Kind) -> Self {
+        let (database, urls) = match kind {
+            Kind::Sqlite => (None, vec![None]),
+            Kind::MariaDb | Kind::Postgres => {
+                let clock = FakeClock::new().unwrap();
+                let server = kind.own_server_by(&clock);
+                let wire = Proxy::start(server.address()).await.unwrap();
+                let direct = kind.create_database(&server, server.port());
+                let behind = direct.replace(&format!(":{}/", server.port()), &format!(":{}/", wire.address().port()));
+                (Some(Database { server, clock, wire }), vec![Some(behind), Some(direct)])
+            }
+        };
+        let places: Vec<Place> = urls.into_iter().map(Place::with).collect();
+        let shops: Vec<Shop> = places.iter().map(|place| Shop::run(serving(place))).collect();
+        let buyers = shops[0].log_in(0, PEOPLE).await;
+        Self { database, places, shops, buyers }
+    }
+
+    fn set_node_clock(&self, offset_s: i64) {
+        std::fs::write(clock_file(&self.places[0]), (offset_s * 1000).to_string()).unwrap();
+    }
+
+    /// The fault, for a while.
+    async fn suffer(&self, fault: Fault, span: Duration) {
+        let lasting = || tokio::time::sleep(span);
+        let database = || self.database.as_ref().expect("a fault of a database server");
+        match fault {
+            Fault::Wire(fault) => {
+                database().wire.set(fault);
+                lasting().await;
+                database().wire.set(proxy::Fault::None);
+                if fault == proxy::Fault::DropAnswers {
+                    // What was asked in the meantime will never be answered: such connections end.
+                    database().wire.cut_all();
+                }
+            }
+            Fault::DatabaseKilled => {
+                database().server.kill().unwrap();
+                lasting().await;
+                database().server.restart().unwrap();
+            }
+            Fault::DatabasePaused => {
+                database().server.signal("STOP").unwrap();
+                lasting().await;
+                database().server.signal("CONT").unwrap();
+            }
+            Fault::NodePaused => {
+                self.shops[0].process.signal("STOP").unwrap();
+                lasting().await;
+                self.shops[0].process.signal("CONT").unwrap();
+            }
+            Fault::NodeClock(offset_s) => {
+                self.set_node_clock(offset_s);
+                lasting().await;
+                self.set_node_clock(0);
+            }
+            Fault::DatabaseClock(offset_s) => {
+                database().clock.set(offset_s).unwrap();
+                lasting().await;
+                database().clock.set(0).unwrap();
+            }
+        }
+    }
+
+    /// A sale, buyers who press until they are told, and the fault in the middle of it; then all invariants.
+    async fn round(&self, fault: Fault, dice: &mut Dice) {
+        let shops: Vec<&Shop> = self.shops.iter().collect();
+        // Wider than any clock jumps.
+        let (now, day) = (SystemClock.now(), Duration::from_secs(24 * 3600));
+        let sale = shops[0].put_up_between(STOCK, now.minus(day), now.plus(day)).await;
+        for shop in &shops {
+            shop.knows(sale).await;
+        }
+        // A jump of an hour there and one back, by two clocks.
+        let rules = Rules { clocks_apart: Duration::from_secs(2 * 3600 + 60), ..Rules::default() };
+        let history = Arc::new(History::with(rules));
+        let crowd = crowd_at(&shops, sale, &self.buyers, &history, Duration::from_millis(400));
+        tokio::time::sleep(Duration::from_millis(dice.within(20..300))).await;
+        self.suffer(fault, Duration::from_millis(dice.within(300..900))).await;
+        all_told_at(crowd, (&self.places[self.places.len() - 1], &shops), sale, &history).await;
+    }
+
+    fn stop(self) {
+        for shop in self.shops {
+            assert!(shop.stop().success());
+        }
+    }
+}
+
+fn clock_file(place: &Place) -> std::path::PathBuf {
+    place.path().join("clock")
+}
+
+fn serving(place: &Place) -> std::process::Command {
+    let mut command = command(place);
+    std::fs::write(clock_file(place), "0").unwrap();
+    command
+        .env("STAMPEDE_CLOCK_FILE", clock_file(place))
+        .env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000")
+        // A clock that jumps must not log anybody out.
+        .env("STAMPEDE__LOGIN__SESSION_TTL_MS", (24 * 3600 * 1000).to_string())
+        .env("STAMPEDE__LOG__LEVEL", "off");
+    command
+}
+
+/// So many faults of those that this database can have, one after the other.
+async fn faults(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut Dice) -> Fault>) -> u64 {
+    let mut dice = Dice::new(seed);
+    let cluster = Cluster::start(kind).await;
+    let mut all = 0;
+    for fault in faults {
+        let fault = fault(&mut dice);
+        eprintln!("{kind:?}, seed {seed}, round {all}: {fault:?}");
+        cluster.round(fault, &mut dice).await;
+        all += 1;
+    }
+    cluster.stop();
+    all
+}
+
+/// A node dies, by a kill or at a failpoint.
+fn any_crash(dice: &mut Dice) -> crash::Fault {
+    match dice.within(0..1 + failpoint::ALL.len() as u64) {
+        0 => crash::Fault::random_kill(dice),
+        n => crash::Fault::random_abort(dice, failpoint::ALL[n as usize - 1]),
     }
 }
 
@@ -25,11 +204,37 @@ async fn any_fault_any_time() {
     let mut all = 0;
     loop {
         let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
-        all += rounds(kind, seed, [any_fault as fn(&mut Dice) -> Fault; 2]).await.1;
+        all += crash::rounds(kind, seed, [any_crash as fn(&mut Dice) -> crash::Fault; 2]).await.1;
+        // Which faults come is drawn from the same seed.
+        let (mut dice, choice) = (Dice::new(seed), faults_of(kind));
+        let drawn: Vec<_> = (0..3).map(|_| choice[dice.within(0..choice.len() as u64) as usize]).collect();
+        all += faults(kind, seed, drawn).await;
         if Instant::now() >= until {
             break;
         }
         seed += 1;
     }
     eprintln!("{all} rounds, no violation");
+}
+
+/// Every fault there is, on every database.
+async fn every_fault_in_turn(kind: Kind) {
+    for seed in 0..count(5, 1) {
+        faults(kind, seed, faults_of(kind)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_fault_in_turn_on_sqlite() {
+    every_fault_in_turn(Kind::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_fault_in_turn_on_mariadb() {
+    every_fault_in_turn(Kind::MariaDb).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_fault_in_turn_on_postgres() {
+    every_fault_in_turn(Kind::Postgres).await;
 }

@@ -17,9 +17,13 @@ pub use stampede_proof::history::Heard;
 /// How long a system may take to come to rest.
 const AT_REST: Patience = Patience { lasting: Duration::from_secs(20), every: Duration::from_millis(100) };
 
+/// The end of an attempt that has none yet.
+const UNDER_WAY: u64 = u64::MAX;
+
 /// Every attempt of every buyer.
 #[derive(Debug)]
 pub struct History {
+    /// An attempt that is under way is there as unknown, without an end.
     attempts: Mutex<Vec<Attempt>>,
     clock: Arc<Pulse>,
     rules: Rules,
@@ -66,19 +70,24 @@ impl History {
         (sale, buyer, order): (SaleId, &Buyer, Option<OrderId>),
         judge: impl Fn(&Reply) -> Heard,
     ) -> Attempt {
-        let start_us = self.clock.us(Instant::now());
+        let (user, start_us): (UserId, u64) = (buyer.id.parse().unwrap(), self.clock.us(Instant::now()));
+        let mut attempt = Attempt { action, sale, user, start_us, end_us: UNDER_WAY, heard: Heard::Unknown, order };
+        let place = {
+            let mut attempts = self.attempts.lock().unwrap();
+            attempts.push(attempt);
+            attempts.len() - 1
+        };
         let reply = client.post(path, &buyer.token, &serde_json::Value::Null).await;
-        let end_us = self.clock.us(Instant::now());
-        let heard = reply.as_ref().map_or(Heard::Unknown, judge);
-        let told = reply.ok().and_then(|reply| reply.text("id").parse().ok());
-        let user: UserId = buyer.id.parse().unwrap();
-        let attempt = Attempt { action, sale, user, start_us, end_us, heard, order: order.or(told) };
-        self.attempts.lock().unwrap().push(attempt);
+        attempt.end_us = self.clock.us(Instant::now());
+        attempt.heard = reply.as_ref().map_or(Heard::Unknown, judge);
+        attempt.order = order.or_else(|| reply.ok()?.text("id").parse().ok());
+        self.attempts.lock().unwrap()[place] = attempt;
         attempt
     }
 
+    /// Those that are over.
     pub fn all(&self) -> Vec<Attempt> {
-        self.attempts.lock().unwrap().clone()
+        self.attempts.lock().unwrap().iter().filter(|attempt| attempt.end_us != UNDER_WAY).copied().collect()
     }
 
     /// How many attempts were answered so.
@@ -99,7 +108,7 @@ impl History {
     }
 
     async fn check_with(&self, system: System, sale: SaleId) -> usize {
-        let (history, sales) = (self.all(), [sale]);
+        let (history, sales) = (self.attempts.lock().unwrap().clone(), [sale]);
         // Nothing changes in a stopped system: one look is enough.
         let stopped = Patience { lasting: Duration::ZERO, every: Duration::from_millis(1) };
         let patience = if system.admins.is_empty() { stopped } else { AT_REST };

@@ -113,6 +113,26 @@ async fn one_sees_what_the_other_did(kind: Kind) {
     assert_eq!(press(other, &buyers[0]).await.text("code"), "ended");
 }
 
+/// An order that dies on one node and another that is sold there leave as many sold as before: the other node learns of it all the same.
+async fn marks_follow_a_cancellation_and_a_sale_elsewhere(kind: Kind) {
+    let nodes = Nodes::on(kind);
+    let [one, other] = &nodes.shops;
+    let sale = one.put_up(1).await;
+    let buyers = one.log_in(0, 2).await;
+    let history = History::default();
+    let mut client = one.client().await;
+    let order = history.buy(&mut client, sale, &buyers[0]).await.order.unwrap();
+    other.knows(sale).await;
+    // Only when both gates have the first order does its death change anything.
+    history.check(&nodes.place, &[one, other], sale).await;
+    assert_eq!(history.cancel(&mut client, sale, &buyers[0], order).await.heard, Heard::Cancelled);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while history.buy(&mut client, sale, &buyers[1]).await.heard != Heard::Created {
+        assert!(std::time::Instant::now() < deadline, "what was given back is never sold");
+    }
+    assert_eq!(history.check(&nodes.place, &[one, other], sale).await, 1);
+}
+
 macro_rules! on_each_server {
     ($($module:ident = $kind:expr),*) => {
         $(mod $module {
@@ -121,6 +141,11 @@ macro_rules! on_each_server {
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn sell_exactly_the_stock() {
                 super::sell_exactly_the_stock($kind).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn marks_follow_a_cancellation_and_a_sale_elsewhere() {
+                super::marks_follow_a_cancellation_and_a_sale_elsewhere($kind).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

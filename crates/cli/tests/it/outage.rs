@@ -14,14 +14,25 @@ use tokio::task::JoinHandle;
 use crate::history::{Heard, History};
 use crate::shop::{Buyer, Kind, Place, Shop, command, serving};
 
-const PEOPLE: u64 = 120;
-const STOCK: u32 = 80;
+pub const PEOPLE: u64 = 120;
+pub const STOCK: u32 = 80;
 
-/// A crowd that presses until it is told yes or no. Its members come one after the other, so that the fault hits some of them.
 fn crowd(shop: &Shop, sale: SaleId, buyers: &[Buyer], history: &Arc<History>, spread: Duration) -> Vec<JoinHandle<()>> {
+    crowd_at(&[shop], sale, buyers, history, spread)
+}
+
+/// Buyers who press until they are told yes or no, at one node or another. They come one after the other, so that a fault hits some of
+/// them.
+pub fn crowd_at(
+    shops: &[&Shop],
+    sale: SaleId,
+    buyers: &[Buyer],
+    history: &Arc<History>,
+    spread: Duration,
+) -> Vec<JoinHandle<()>> {
     let step = spread / buyers.len() as u32;
     let come = |(n, buyer): (u32, &Buyer)| {
-        let (history, buyer, address) = (history.clone(), buyer.clone(), shop.address);
+        let (history, buyer, address) = (history.clone(), buyer.clone(), shops[n as usize % shops.len()].address);
         tokio::spawn(async move {
             tokio::time::sleep(step * n).await;
             let deadline = Instant::now() + Duration::from_secs(90);
@@ -36,10 +47,20 @@ fn crowd(shop: &Shop, sale: SaleId, buyers: &[Buyer], history: &Arc<History>, sp
 }
 
 async fn all_told(crowd: Vec<JoinHandle<()>>, (place, shop): (&Place, &Shop), sale: SaleId, history: &History) {
+    all_told_at(crowd, (place, &[shop]), sale, history).await;
+}
+
+/// When everybody is told: the invariants, and every one of the stock is sold.
+pub async fn all_told_at(
+    crowd: Vec<JoinHandle<()>>,
+    (place, shops): (&Place, &[&Shop]),
+    sale: SaleId,
+    history: &History,
+) {
     for one in crowd {
         one.await.unwrap();
     }
-    assert_eq!(history.check(place, &[shop], sale).await, STOCK as usize);
+    assert_eq!(history.check(place, shops, sale).await, STOCK as usize);
     assert_eq!(yes(history), STOCK as usize, "each who has one was told so in the end");
 }
 

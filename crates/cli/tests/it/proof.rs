@@ -3,7 +3,9 @@
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-use stampede_testkit::count;
+use stampede_testkit::{Reply, count};
+
+use crate::shop::{Shop, command, folder};
 
 pub fn stampede(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
@@ -95,6 +97,33 @@ fn the_storm_lasts_and_its_answers_are_shown_by_kind() {
         let line = text.lines().find(|line| line.starts_with("storm ") && line.contains(answer));
         assert!(line.is_some(), "{answer} in {text}");
     }
+}
+
+/// The yardstick is answered as an order is: the same headers, as many bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_noop_is_answered_as_an_order_is() {
+    let place = folder();
+    let mut serve = command(&place);
+    serve.env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+    let shop = Shop::run(serve);
+    let sale = shop.put_up(1).await;
+    let buyer = shop.log_in(0, 1).await.remove(0);
+    let mut client = shop.client().await;
+    let order = client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap();
+    let noop = client.post("/load-test/noop", &buyer.token, &Value::Null).await.unwrap();
+    assert_eq!((order.status.as_u16(), noop.status.as_u16()), (201, 200));
+    let sizes = |reply: &Reply| {
+        let mut sizes: Vec<(String, usize)> =
+            reply.headers.iter().map(|(name, value)| (name.to_string(), value.len())).collect();
+        sizes.sort_unstable();
+        (sizes, reply.body.len())
+    };
+    assert_eq!(sizes(&order), sizes(&noop));
+    assert!(shop.metric("stampede_http_seconds_count{route=\"/load-test/noop\"}").await >= 1.0);
+    // Without a session, and without the setting it is not there.
+    assert_eq!(client.post("/load-test/noop", "", &Value::Null).await.unwrap().status, 200);
+    let plain = Shop::open(&folder());
+    assert_eq!(plain.client().await.post("/load-test/noop", "", &Value::Null).await.unwrap().status, 404);
 }
 
 /// Nobody is left to buy what others gave back, but for themselves.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stampede_core::ports::Ledger;
 use stampede_core::{SaleId, SystemClock, Timestamp};
 use stampede_ledger::{Database, Stores};
-use stampede_testkit::{Client, Process, Reply, Server, mariadb, postgres};
+use stampede_testkit::{Client, FakeClock, Process, Reply, Server, mariadb, postgres};
 use tempfile::TempDir;
 
 use crate::contract;
@@ -51,6 +51,15 @@ impl Kind {
             Self::Sqlite => panic!("SQLite has no server"),
             Self::MariaDb => mariadb::start().unwrap(),
             Self::Postgres => postgres::start().unwrap(),
+        }
+    }
+
+    /// The same, by a clock that the test sets.
+    pub fn own_server_by(self, clock: &FakeClock) -> Server {
+        match self {
+            Self::Sqlite => panic!("SQLite has no server"),
+            Self::MariaDb => mariadb::start_by(clock).unwrap(),
+            Self::Postgres => postgres::start_by(clock).unwrap(),
         }
     }
 
@@ -200,13 +209,16 @@ impl Shop {
 
     /// A sale that is on for the next hour.
     pub async fn put_up(&self, stock: u32) -> SaleId {
+        let now = stampede_core::Clock::now(&SystemClock);
+        self.put_up_between(stock, now, now.plus(Duration::from_secs(3600))).await
+    }
+
+    pub async fn put_up_between(&self, stock: u32, begin: Timestamp, end: Timestamp) -> SaleId {
         let shop = self.admin("shops", &json!({ "type_id": "1", "name": "Test shop" })).await.text("id");
         let voucher = json!({
             "shop_id": shop, "kind": "flash_sale", "title": "Test", "price_cents": 100, "worth_cents": 200,
         });
         let voucher = self.admin("vouchers", &voucher).await.text("id");
-        let now = stampede_core::Clock::now(&SystemClock);
-        let (begin, end): (Timestamp, Timestamp) = (now, now.plus(Duration::from_secs(3600)));
         let sale = json!({ "voucher_id": voucher, "stock": stock, "begin": begin, "end": end });
         let made = self.admin("sales", &sale).await;
         assert_eq!(made.status, 201, "{:?}", made.body);

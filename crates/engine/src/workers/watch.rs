@@ -24,10 +24,22 @@ struct Difference {
     times: u32,
 }
 
+/// How many orders of a sale had died by the last look, and how often the sale is still to be read because of that.
+#[derive(Debug, Clone, Copy, Default)]
+struct Released {
+    seen: i64,
+    reads_due: u32,
+}
+
+/// A read that another release overtakes is thrown away; the second one comes a look later.
+const READS_AFTER_RELEASE: u32 = 2;
+
 struct Watch {
     shared_ledger: bool,
     others_seen: Option<Instant>,
     differences: HashMap<SaleId, Difference>,
+    /// An order that died elsewhere and one that was sold elsewhere leave the counts as they were.
+    released: HashMap<SaleId, Released>,
     /// What may wait for an order that is being recorded runs beside the watch, so that one stuck sale does not hold up the others.
     refreshing: HashMap<SaleId, AbortOnDrop>,
     others_left: Option<AbortOnDrop>,
@@ -42,6 +54,7 @@ pub(crate) async fn keep(engine: Weak<Engine>, shared_ledger: bool) {
         shared_ledger,
         others_seen: None,
         differences: HashMap::new(),
+        released: HashMap::new(),
         refreshing: HashMap::new(),
         others_left: None,
         retiring: Vec::new(),
@@ -68,9 +81,10 @@ impl Watch {
                 self.retiring.push(AbortOnDrop::spawn(async move { engine.solo.retire(id).await }));
             }
         }
-        let mut differences = HashMap::new();
+        let (mut differences, mut released) = (HashMap::new(), HashMap::new());
         for sale in engine.stores.ledger.sales(Some(engine.kept_since())).await? {
             let id = sale.id;
+            released.insert(id, self.look_for_released(engine, &sale));
             if let Some(difference) = look_at(engine, sale, self.differences.get(&id)).await? {
                 if difference.times > 1 && difference.times.is_power_of_two() {
                     self.refresh(engine, id);
@@ -78,8 +92,25 @@ impl Watch {
                 differences.insert(id, difference);
             }
         }
-        self.differences = differences;
+        (self.differences, self.released) = (differences, released);
         Ok(())
+    }
+
+    /// Reads the sale again if orders of it have died, when no order of it is on its way.
+    fn look_for_released(&mut self, engine: &Arc<Engine>, sale: &Sale) -> Released {
+        let mut released = self.released.get(&sale.id).copied().unwrap_or_default();
+        if sale.released != released.seen {
+            released = Released { seen: sale.released, reads_due: READS_AFTER_RELEASE };
+        }
+        let at_rest = engine.gate.snapshot(sale.id).is_some_and(|snapshot| snapshot.marks == snapshot.settled);
+        if !engine.has_others.load(Ordering::Relaxed) {
+            // Our own gate knows of every release.
+            released.reads_due = 0;
+        } else if released.reads_due > 0 && at_rest {
+            released.reads_due -= 1;
+            self.refresh(engine, sale.id);
+        }
+        released
     }
 
     /// Reads the sale again from the ledger, unless that is under way.

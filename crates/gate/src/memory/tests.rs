@@ -19,6 +19,7 @@ fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
         sold: 0,
         epoch: Epoch(1),
         ver,
+        released: 0,
     }
 }
 
@@ -157,6 +158,23 @@ fn a_reload_keeps_what_is_in_flight() {
     assert!(gate.reload(older, gate.generation(id).unwrap()));
     let seen = gate.snapshot(id).unwrap();
     assert_eq!((seen.ver, seen.status, seen.cap), (9, SaleStatus::Paused, 7));
+}
+
+/// Orders on their way that come too late, because other processes sold everything, must not leave stock behind that does not exist.
+#[test]
+fn a_reload_does_not_raise_the_cap_for_good() {
+    let gate = gate(2);
+    let id = SaleId::new(1).unwrap();
+    admit(&gate, 1, 1, 1500);
+    let sold_out =
+        Loaded { sale: sale(2, 1, SaleStatus::OnSale), marks: vec![(user(8), order(8)), (user(9), order(9))] };
+    assert!(gate.reload(sold_out, gate.generation(id).unwrap()));
+    let seen = gate.snapshot(id).unwrap();
+    assert_eq!((seen.marks, seen.cap, seen.remaining()), (3, 3, 0));
+    gate.release(id, user(1), order(1), None);
+    let seen = gate.snapshot(id).unwrap();
+    assert_eq!((seen.marks, seen.cap, seen.remaining()), (2, 2, 0));
+    assert_eq!(admit(&gate, 2, 2, 1500), refused(Refusal::SoldOut));
 }
 
 proptest! {

@@ -137,7 +137,8 @@ impl Store {
         let update = "UPDATE orders SET status = ?, live = NULL, updated_at = ? WHERE id = ?";
         tx.execute(update, args![order.status.as_str(), order.updated_at.ms(), id.get()]).await?;
         let freed = if failpoint::planted("release-twice") { 2_i64 } else { 1 };
-        tx.execute("UPDATE sale SET sold = sold - ? WHERE id = ?", args![freed, order.sale.get()]).await?;
+        let update = "UPDATE sale SET sold = sold - ?, released = released + 1 WHERE id = ?";
+        tx.execute(update, args![freed, order.sale.get()]).await?;
         owe_release(&mut tx, id, order.sale, user).await?;
         tx.commit().await?;
         Ok(Stepped::Done(order))

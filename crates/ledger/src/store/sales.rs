@@ -9,7 +9,7 @@ use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
 const SALES: &str = "SELECT sale.id, voucher_id, title, sale.price_cents, worth_cents, status, begin_at, end_at,
-        total, cap, sold, epoch, ver
+        total, cap, sold, epoch, ver, released
     FROM sale JOIN voucher ON voucher.id = voucher_id";
 
 /// How many orders an inspection reads with one statement.
@@ -32,6 +32,7 @@ fn read(row: &Row) -> Result<Sale> {
         sold: count(10)?,
         epoch: Epoch(row.int(11)?),
         ver: row.int(12)?,
+        released: row.int(13)?,
     })
 }
 

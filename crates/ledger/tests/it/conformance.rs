@@ -169,6 +169,7 @@ pub async fn cancels_once(stores: &Stores) {
     assert_eq!((cancelled.status, cancelled.updated_at), (OrderStatus::Cancelled, later));
     assert_eq!(stores.ledger.order(order(1)).await.unwrap(), Some(cancelled.clone()));
     assert_eq!(cancel(1).await.unwrap(), Stepped::Repeated(cancelled));
+    assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().released, 1, "counted once");
     assert_eq!(check(stores, sale).await, 0);
     assert_eq!(stores.ledger.live_order(sale, user(1)).await.unwrap(), None);
 

@@ -47,6 +47,7 @@ impl Case {
             sold: 0,
             epoch: Epoch(1),
             ver: 1,
+            released: 0,
         };
         let ledger =
             Inspected { sale, orders: Vec::new(), quarantine: Vec::new(), owed: Vec::new(), top_ups: Vec::new() };
@@ -127,7 +128,7 @@ impl Case {
             ledger.orders.iter().filter(|row| row.live).map(|row| (row.order.user, row.order.id)).collect();
         let view = GateView {
             cap: ledger.sale.total,
-            marks: owners.len() as u32,
+            marks: u32::try_from(owners.len()).unwrap(),
             digest: mark_digest(owners.iter().copied()),
             owners: Some(owners),
         };
@@ -264,7 +265,7 @@ fn two_live_orders_of_a_user() {
 
 #[test]
 fn a_yes_without_its_row() {
-    broken(|case| drop(case.evidence.ledger.orders.pop())).violates(4, "lost: order");
+    broken(|case| _ = case.evidence.ledger.orders.pop()).violates(4, "lost: order");
     broken(|case| case.history[0].order = None).violates(4, "a yes without an order");
     broken(|case| case.history[0].heard = Heard::Wrong).violates(4, "an answer that nobody should get");
     broken(|case| case.evidence.ledger.orders[0].order.user = user(9)).violates(4, "belongs to 9");

@@ -59,6 +59,7 @@ CREATE TABLE sale (
     total       BIGINT NOT NULL CHECK (total >= 0),
     cap         BIGINT NOT NULL CHECK (cap >= 0),
     sold        BIGINT NOT NULL DEFAULT 0,
+    released    BIGINT NOT NULL DEFAULT 0, -- orders that were live and died, ever: others see by it that marks changed
     epoch       BIGINT NOT NULL DEFAULT 1,
     ver         BIGINT NOT NULL DEFAULT 1,
     -- The orders of users up to this id are in orders_by_user: -1 none, the largest number all.

@@ -56,6 +56,7 @@ CREATE TABLE sale (
     total       INTEGER NOT NULL CHECK (total >= 0),
     cap         INTEGER NOT NULL CHECK (cap >= 0),
     sold        INTEGER NOT NULL DEFAULT 0,
+    released    INTEGER NOT NULL DEFAULT 0, -- orders that were live and died, ever: others see by it that marks changed
     epoch       INTEGER NOT NULL DEFAULT 1,
     ver         INTEGER NOT NULL DEFAULT 1,
     -- The orders of users up to this id are in orders_by_user: -1 none, the largest number all.
