@@ -4,8 +4,8 @@
 //! cargo bench -p stampede-cache
 //! ```
 //!
-//! All is measured in turns, so that whatever else the machine does hits everything alike; what counts is the ratio. It exits with 1 if a
-//! ratio is below its bar.
+//! All is measured in many short turns. Of each the fastest tenth counts: the other turns measure what else the machine does. It exits
+//! with 1 if a ratio is below its bar.
 
 use std::convert::Infallible;
 use std::process::ExitCode;
@@ -21,10 +21,10 @@ use stampede_testkit::redis as server;
 const LOCAL_BAR: f64 = 0.6;
 /// A bare `GET` with decoding over a hit in Redis, at least.
 const REMOTE_BAR: f64 = 0.8;
-const ROUNDS: usize = 9;
-const LOCAL: u32 = 200_000;
-const REMOTE: u32 = 3000;
-const CHANGES: u32 = 200;
+const ROUNDS: usize = 100;
+const LOCAL: u32 = 20_000;
+const REMOTE: u32 = 300;
+const CHANGES: u32 = 20;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Shop {
@@ -96,13 +96,14 @@ async fn main() -> ExitCode {
     }
     let loads = behind.stats().loads;
     assert_eq!(loads, 100, "every hit came from Redis");
-    let [bare, local, bare_remote, behind, seen] = times.map(median);
+    let [bare, local, bare_remote, behind, seen] = times.map(fastest_tenth);
+    let (local_ratio, remote_ratio) = (bare / local, bare_remote / behind);
     println!("bare moka get            {:>10.3} µs", bare);
-    println!("hit in the process       {:>10.3} µs  {:.2} of it (bar {LOCAL_BAR})", local, bare / local);
+    println!("hit in the process       {:>10.3} µs  {:.2} of it (bar {LOCAL_BAR})", local, local_ratio);
     println!("bare GET and decode      {:>10.3} µs", bare_remote);
-    println!("hit in Redis             {:>10.3} µs  {:.2} of it (bar {REMOTE_BAR})", behind, bare_remote / behind);
+    println!("hit in Redis             {:>10.3} µs  {:.2} of it (bar {REMOTE_BAR})", behind, remote_ratio);
     println!("a change seen elsewhere  {seen:>10.3} µs  after invalidate has returned, at most");
-    if bare / local < LOCAL_BAR || bare_remote / behind < REMOTE_BAR {
+    if local_ratio < LOCAL_BAR || remote_ratio < REMOTE_BAR {
         println!("below the bar");
         return ExitCode::FAILURE;
     }
@@ -149,7 +150,7 @@ fn each(started: Instant, times: u32) -> f64 {
     started.elapsed().as_secs_f64() * 1e6 / f64::from(times)
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
+fn fastest_tenth(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+    all[all.len() / 10]
 }
