@@ -270,6 +270,9 @@ fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<
         ("BUY__PER_USER__COUNT", "1000000"),
         ("BUY__PER_IP__COUNT", "1000000000"),
         ("LOGIN__PER_IP__COUNT", "100000000"),
+        ("LOGIN__CODES_PER_ADDRESS__COUNT", "100000000"),
+        ("LOGIN__CODES_PER_IPV6_56__COUNT", "100000000"),
+        ("LOGIN__CODES_PER_IPV6_48__COUNT", "100000000"),
         ("ADMIN__WRONG_TOKENS_PER_IP__COUNT", "100000000"),
         ("LIMITS__OWN_PER_USER__COUNT", "1000000"),
         ("LIMITS__READS_PER_IP__COUNT", "100000000"),
@@ -351,15 +354,14 @@ mod tests {
         let defaults: toml::Table = include_str!("../../../config/default.toml").parse().unwrap();
         let mut found = 0;
         for (section, settings) in defaults.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
-            for (name, value) in
-                settings.iter().filter(|(name, _)| name.ends_with("per_ip") || name.ends_with("per_address"))
-            {
+            let of_addresses = |name: &str| name.contains("per_ip") || name.contains("per_address");
+            for (name, value) in settings.iter().filter(|(name, _)| of_addresses(name)) {
                 let count = if value.is_table() { "__COUNT" } else { "" };
                 let setting = format!("STAMPEDE__{section}__{name}{count}").to_uppercase();
                 assert!(raised.contains(&setting), "{setting} is not raised");
                 found += 1;
             }
         }
-        assert!(found >= 6, "{found} limits per address in the settings");
+        assert!(found >= 10, "{found} limits per address in the settings");
     }
 }

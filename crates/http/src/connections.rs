@@ -27,6 +27,9 @@ const EVICTED: u64 = 4;
 /// What is above these bits is the time of the last use, in milliseconds.
 const FLAG_BITS: u32 = 3;
 
+const EVICTED_TOTAL: &str = "stampede_connections_evicted_total";
+pub(crate) const REFUSED_TOTAL: &str = "stampede_connections_refused_total";
+
 /// A connection counts as idle this long after it was used, or opened.
 const IDLE_AFTER_MS: u64 = 100;
 /// Of how many idle connections the least recently used goes.
@@ -183,7 +186,7 @@ impl Open {
     fn forget(&mut self, evicted: Option<&Connection>) -> bool {
         if let Some(evicted) = evicted {
             self.remove(evicted);
-            metrics::counter!("stampede_connections_evicted_total").increment(1);
+            metrics::counter!(EVICTED_TOTAL).increment(1);
         }
         evicted.is_some()
     }
@@ -205,6 +208,10 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn new(max: usize, max_per_address: usize) -> Arc<Self> {
+        // Both are shown from the start, not only when something has happened.
+        for name in [EVICTED_TOTAL, REFUSED_TOTAL] {
+            metrics::counter!(name).increment(0);
+        }
         Arc::new(Self { max, max_per_address, open: Mutex::default() })
     }
 

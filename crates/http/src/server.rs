@@ -34,7 +34,7 @@ use tower::Service as _;
 use tracing::{Instrument as _, Level, Span};
 
 use crate::app::{App, Surface};
-use crate::connections::{Admitted, Connection, Connections, UnderWay};
+use crate::connections::{Admitted, Connection, Connections, REFUSED_TOTAL, UnderWay};
 use crate::extract::{Buyer, Peer, RequestId};
 use crate::orders::BuyerAddress;
 use crate::patient::Patient;
@@ -143,7 +143,7 @@ pub async fn serve(
 }
 
 fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>, tls: bool) {
-    metrics::counter!("stampede_connections_refused_total").increment(1);
+    metrics::counter!(REFUSED_TOTAL).increment(1);
     if tls {
         // A handshake is what we have no room for; closing it says enough.
         return;
