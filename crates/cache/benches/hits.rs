@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
 use stampede_testkit::redis as server;
 
-/// A bare moka get over a hit in the process, at least.
-const LOCAL_BAR: f64 = 0.6;
-/// A bare `GET` with decoding over a hit in Redis, at least.
-const REMOTE_BAR: f64 = 0.8;
+/// A bare moka get over a hit in the process, at least: a second lookup would be below it.
+const LOCAL_BAR: f64 = 0.5;
+/// A bare `GET` with decoding over a hit in Redis, at least: a second round trip would be below it, a busy machine is not.
+const REMOTE_BAR: f64 = 0.65;
 const ROUNDS: usize = 100;
 const LOCAL: u32 = 20_000;
 const REMOTE: u32 = 300;
