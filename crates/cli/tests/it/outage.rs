@@ -180,7 +180,7 @@ async fn disk_full_on_a_small_file_system() {
     let place = crate::shop::folder();
     // In a mount namespace of its own, so that nobody else sees it and nothing is left behind.
     let mut holding = Command::new("unshare");
-    let mount = "mount -t tmpfs -o size=8m small \"$0\" && echo mounted && exec sleep 3600";
+    let mount = "mount -t tmpfs -o size=32m small \"$0\" && echo mounted && exec sleep 3600";
     holding.args(["--map-root-user", "--mount", "sh", "-c", mount]).arg(place.path());
     let mut holder = Process::start(holding).unwrap();
     holder.wait_for(Duration::from_secs(10), |line| (line == "mounted").then_some(())).unwrap();
