@@ -29,6 +29,8 @@ fn launch(options: &'static [&'static str], environment: Vec<(&'static str, OsSt
     let prepare = |folder: &Path| {
         give_to(USER, folder)?;
         let mut install = Command::new("mariadb-install-db");
+        // At start a server deletes the temporary tables that it finds in this folder: those of other servers must not be there.
+        install.env("TMPDIR", folder);
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
         install.arg(format!("--user={USER}")).arg(format!("--datadir={}", folder.join("data").display()));
         run(&mut install).map(drop)
@@ -37,6 +39,7 @@ fn launch(options: &'static [&'static str], environment: Vec<(&'static str, OsSt
         let mut command = Command::new("mariadbd");
         command
             .envs(environment.iter().cloned())
+            .env("TMPDIR", folder)
             .args(["--no-defaults", "--bind-address=127.0.0.1", "--max-connections=500"])
             .args(["--innodb-flush-log-at-trx-commit=1"])
             .args(options)
