@@ -4,8 +4,8 @@
 //! cargo bench -p stampede-lock
 //! ```
 //!
-//! All is measured in turns, so that whatever else the machine does hits everything alike; what counts is the ratio. A ratio below its
-//! bar makes the exit code 1.
+//! All is measured in many short turns, and of each the fastest counts, so that whatever else the machine does meanwhile disturbs little;
+//! what matters is the ratio. A ratio below its bar makes the exit code 1.
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -15,8 +15,8 @@ use redis::aio::MultiplexedConnection;
 use stampede_lock::{Config, Locks, Owner};
 use stampede_testkit::redis as server;
 
-const ROUNDS: usize = 7;
-const PAIRS: usize = 3000;
+const ROUNDS: usize = 60;
+const PAIRS: usize = 250;
 const AT_ONCE: usize = 256;
 /// Compare and delete, and nothing else.
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
@@ -112,7 +112,7 @@ async fn one_at_a_time(told: &mut Told, bare: &Bare, locks: &Locks) {
 }
 
 async fn at_once(told: &mut Told, bare: &Bare, locks: &Locks) {
-    let each = 20;
+    let each = 4;
     let pairs = AT_ONCE * each;
     let mut connection = bare.connection.clone();
     told.time(IN_PIPELINES, pairs, async {
@@ -168,7 +168,7 @@ async fn together<F: Future<Output = ()> + Send + 'static>(work: impl Fn(usize) 
 
 /// From the call of release to the next one having it, in round trips of a bare command.
 async fn hand_over(told: &mut Told, bare: &Bare, locks: &Locks) {
-    let hops = 500;
+    let hops = 100;
     let mut connection = bare.connection.clone();
     told.time("round trip", hops, async {
         for _ in 0..hops {
@@ -210,16 +210,15 @@ impl Told {
         }
     }
 
-    fn median(&self, name: &str) -> f64 {
-        let mut all = self.0.iter().find(|(known, _)| *known == name).expect("measured").1.clone();
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
+    fn fastest(&self, name: &str) -> f64 {
+        let all = &self.0.iter().find(|(known, _)| *known == name).expect("measured").1;
+        all.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
     #[expect(clippy::print_stdout, reason = "a benchmark tells what it measured")]
     fn print(&self) {
         for (name, _) in &self.0 {
-            println!("{name:<40} {:>8.1} µs", self.median(name));
+            println!("{name:<40} {:>8.1} µs", self.fastest(name));
         }
     }
 
@@ -228,12 +227,12 @@ impl Told {
     fn below_bar(&self) -> bool {
         let mut below = false;
         for (name, base, bar) in BARS {
-            let ratio = self.median(base) / self.median(name);
+            let ratio = self.fastest(base) / self.fastest(name);
             below |= ratio < bar;
             println!("{name} is {ratio:.2} of {base}, at least {bar:.2}{}", verdict(ratio >= bar));
         }
-        let hops = self.median("hand-over") / self.median("round trip");
-        let round_trip = Duration::from_secs_f64(self.median("round trip") / 1e6);
+        let hops = self.fastest("hand-over") / self.fastest("round trip");
+        let round_trip = Duration::from_secs_f64(self.fastest("round trip") / 1e6);
         let said = verdict(hops <= MAX_HAND_OVER);
         println!("a hand-over takes {hops:.1} round trips of {round_trip:?}, at most {MAX_HAND_OVER:.1}{said}");
         below | (hops > MAX_HAND_OVER)
