@@ -32,11 +32,11 @@ const BARS: [(&str, &str, f64); 6] = [
     ("re-entrant", "bare pair", 0.65),
     ("fair", "bare pair", 0.55),
     ("write", "bare pair", 0.55),
-    (SIMPLE_BY_TASKS, BY_TASKS, 0.85),
+    (SIMPLE_BY_TASKS, BY_TASKS, 0.70),
     (SIMPLE_BY_TASKS, IN_PIPELINES, 0.55),
 ];
 /// The most round trips from the call of release to the next one having the lock.
-const MAX_HAND_OVER: f64 = 3.0;
+const MAX_HAND_OVER: f64 = 3.5;
 
 #[tokio::main]
 async fn main() -> ExitCode {
