@@ -1,7 +1,7 @@
 //! The phases of a benchmark, and the proof at its end.
 //!
 //! A round is a slice of the no-op, a sale that everybody gets one of, and a slice of refusals at a sale that is sold out: so
-//! what else the machine is doing hits all three. Then comes the [`crate::storm`]. At the end everything that was answered is compared
+//! what else the machine is doing hits all three. Then comes the `storm`. At the end everything that was answered is compared
 //! with ledger and gates.
 
 use std::collections::HashMap;

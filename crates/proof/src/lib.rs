@@ -1,6 +1,6 @@
 //! Load test with verification.
 //!
-//! - [`bench`]: the phases of a benchmark; `storm`: its last one
+//! - [`mod@bench`]: the phases of a benchmark; `storm`: its last one
 //! - [`generator`]: buyers on raw connections; [`history`]: what they sent and how they were answered
 //! - [`system`]: the nodes, the administrator's routes and the ledger
 //! - [`check`]: the invariants
