@@ -1,7 +1,7 @@
 //! Sliding-window rate limits in bounded memory.
 //!
 //! - [`local`]: inside one process
-//! - [`network`]: addresses that count as one
+//! - [`mod@network`]: addresses that count as one
 
 pub mod local;
 pub mod network;
