@@ -129,7 +129,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
     }
 
     /// Writes a new value to the source, and then keeps it: the change must write to the source what it returns. If other changes of the
-    /// key overlap with this one, nobody knows from here which of them the source saw last; then the key is declared gone, as by
+    /// key overlap with this one, it is unknown here which of them the source saw last; then the key is declared gone, as by
     /// [`update`](Self::update), and the next reader loads it. The same if the change fails.
     ///
     /// It goes on if the caller goes away.

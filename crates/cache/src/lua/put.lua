@@ -1,5 +1,5 @@
 -- Puts a value in the place of whatever is there, or is being loaded now; unless the key was changed by another since its version was
--- read: then nobody knows which of the two values is the newer one in the source, and the key is declared gone.
+-- read: then it is unknown which of the two values is newer in the source, and the key is declared gone.
 -- KEYS[1] the value
 -- KEYS[2] its version
 -- ARGV[1] the new version

@@ -131,7 +131,7 @@ impl Cluster {
         }
     }
 
-    /// A sale, buyers who press until they are told, and the fault in the middle of it; then all invariants.
+    /// A sale, buyers who try until they get an answer, and the fault in the middle of it; then all invariants.
     async fn round(&self, fault: Fault, dice: &mut Dice) {
         let shops: Vec<&Shop> = self.shops.iter().collect();
         // Wider than any clock jumps.

@@ -104,7 +104,7 @@ async fn every_invariant_has_a_violation_that_check_names() {
     assert!(written(&|lines| lines[yes]["order"] = json!("12345")).contains(&4), "a yes without a row");
     let user = lines[yes]["user"].clone();
     assert!(written(&|lines| lines.retain(|line| line["user"] != user)).contains(&5), "a row without an attempt");
-    // One who was told so before anybody had bought anything.
+    // A buyer who got this answer before any order was made.
     let early = |lines: &mut Vec<Value>| {
         lines[late]["start_us"] = json!(0);
         lines[late]["end_us"] = json!(1);

@@ -89,7 +89,7 @@ fn weak_or_equal_tokens_are_refused_at_start() {
     assert!(told.contains("\"admin\" and \"omar\" have the same token"), "{told}");
 }
 
-/// One address guesses: it is stopped and logged; nobody else notices, and nobody behind the same address is locked out.
+/// One address guesses: it is stopped and logged; other addresses are unaffected, and administrators behind the same address are not locked out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guesses_of_admin_tokens_are_limited_per_address_and_logged() {
     let folder = folder();
