@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use redis::{RedisResult, Value};
-use stampede_redis::{Link, too_late};
+use stampede_redis::{Client, timeout_error};
 
 use crate::remote::Keys;
 
@@ -62,7 +62,7 @@ pub(crate) fn message(cache: &str, key: &str) -> String {
 }
 
 /// Listens for ever.
-pub(crate) async fn listen(link: Arc<Link>, keys: Arc<Keys>, caches: Arc<Caches>, answer_within: Duration) {
+pub(crate) async fn listen(link: Arc<Client>, keys: Arc<Keys>, caches: Arc<Caches>, answer_within: Duration) {
     let mut pause = FIRST_PAUSE;
     loop {
         // A key's `FromStr` is the caller's code. If it panics, the subscription is made again, which clears the local level.
@@ -77,13 +77,13 @@ pub(crate) async fn listen(link: Arc<Link>, keys: Arc<Keys>, caches: Arc<Caches>
 }
 
 async fn serve(
-    link: &Link,
+    link: &Client,
     keys: &Keys,
     caches: &Caches,
     answer_within: Duration,
     pause: &mut Duration,
 ) -> RedisResult<()> {
-    let (mut sink, mut messages) = link.listen().await?.split();
+    let (mut sink, mut messages) = link.pubsub().await?.split();
     in_time(answer_within, sink.subscribe(&[&keys.gone, &keys.loaded])).await?;
     *pause = FIRST_PAUSE;
     // Messages that were sent before the subscription were missed.
@@ -107,5 +107,5 @@ async fn serve(
 }
 
 async fn in_time<T>(within: Duration, work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-    tokio::time::timeout(within, work).await.unwrap_or_else(|_| Err(too_late()))
+    tokio::time::timeout(within, work).await.unwrap_or_else(|_| Err(timeout_error()))
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use rand::RngExt as _;
 use redis::{ErrorKind, FromRedisValue as _, RedisResult, Value};
 use stampede_lock::{Config, Lock, Locks};
-use stampede_redis::{Failure, Link, Script, Servers};
+use stampede_redis::{Client, CommandError, Script, Servers};
 use tokio::task::AbortHandle;
 
 use crate::breaker::Breaker;
@@ -86,7 +86,7 @@ pub struct Remote {
 }
 
 struct Shared {
-    link: Arc<Link>,
+    link: Arc<Client>,
     locks: Locks,
     breaker: Breaker,
     caches: Arc<Caches>,
@@ -155,7 +155,7 @@ impl Remote {
         *connect_within = (*connect_within).min(LONGEST_ANSWER);
         *answer_within = (*answer_within).min(LONGEST_ANSWER);
         *loader_lease = (*loader_lease).clamp(LEASES[0], LEASES[1]);
-        let link = Arc::new(Link::new(servers.clone(), *connect_within, *answer_within)?);
+        let link = Arc::new(Client::new(servers.clone(), *connect_within, *answer_within)?);
         let settings = Config {
             prefix: format!("{application}:lock"),
             watchdog_lease: *loader_lease,
@@ -181,7 +181,7 @@ impl Remote {
         &self.shared.keys.application
     }
 
-    pub(crate) fn link(&self) -> &Link {
+    pub(crate) fn link(&self) -> &Client {
         &self.shared.link
     }
 
@@ -209,7 +209,7 @@ impl Remote {
     /// The same; and if there is no value, a message is asked for when its load has ended.
     pub(crate) async fn find_or_wait(&self, cache: &str, key: &str) -> Option<Found> {
         let (keys, args) = (self.shared.keys.of(cache, key), [milliseconds(WAITING_KEPT)]);
-        self.guarded(self.shared.link.run(&FIND_OR_WAIT, &keys, &args)).await.and_then(Found::read)
+        self.guarded(self.shared.link.eval(&FIND_OR_WAIT, &keys, &args)).await.and_then(Found::read)
     }
 
     /// A message is asked for when the load of a key has ended.
@@ -225,7 +225,7 @@ impl Remote {
         let Shared { link, keys, .. } = &*self.shared;
         let (kept_ms, message) = (milliseconds(kept_for), message(cache, key));
         let args = [version, value, kept_ms.as_bytes(), keys.loaded.as_bytes(), message.as_bytes()];
-        self.guarded(link.run(&STORE, &keys.of(cache, key), &args)).await != Some(Value::Int(0))
+        self.guarded(link.eval(&STORE, &keys.of(cache, key), &args)).await != Some(Value::Int(0))
     }
 
     /// A load has ended without a value in Redis, and its lock is free. Processes that wait are woken; if that fails, they look by
@@ -233,7 +233,7 @@ impl Remote {
     pub(crate) async fn load_ended(&self, cache: &str, key: &str) {
         let [.., waiting] = self.shared.keys.of(cache, key);
         let args = [&self.shared.keys.loaded, &message(cache, key)];
-        self.guarded(self.shared.link.run(&LOAD_ENDED, &[waiting], &args)).await;
+        self.guarded(self.shared.link.eval(&LOAD_ENDED, &[waiting], &args)).await;
     }
 
     /// The version of a key. `None` if Redis is away.
@@ -264,7 +264,7 @@ impl Remote {
             value,
             kept_ms.as_bytes(),
         ];
-        let put = self.shared.link.run(&PUT, &self.shared.keys.of(cache, key)[..2], &args).await.ok()?;
+        let put = self.shared.link.eval(&PUT, &self.shared.keys.of(cache, key)[..2], &args).await.ok()?;
         Some(put == Value::Int(1))
     }
 
@@ -273,11 +273,11 @@ impl Remote {
         let (version, version_ms) = (new_version(), milliseconds(VERSION_KEPT));
         let args = [&version, &version_ms, &self.shared.keys.gone, &message(cache, key)];
         // Not behind the breaker: this has to be done.
-        self.shared.link.run(&FORGET, &self.shared.keys.of(cache, key)[..2], &args).await.is_ok()
+        self.shared.link.eval(&FORGET, &self.shared.keys.of(cache, key)[..2], &args).await.is_ok()
     }
 
     /// `None` if Redis does not answer, or has not a moment ago.
-    pub(crate) async fn guarded(&self, call: impl Future<Output = Result<Value, Failure>>) -> Option<Value> {
+    pub(crate) async fn guarded(&self, call: impl Future<Output = Result<Value, CommandError>>) -> Option<Value> {
         if !self.shared.breaker.may_pass() {
             return None;
         }
@@ -287,7 +287,7 @@ impl Remote {
                 Some(value)
             }
             // It answers, though not with what we wanted (no memory, no permission): others may fare better.
-            Err(Failure::Refused(error)) => {
+            Err(CommandError::Refused(error)) => {
                 tracing::debug!(%error, "Redis refuses");
                 self.shared.breaker.worked();
                 None

@@ -28,7 +28,7 @@ use crate::owner::Owner;
 use crate::scripts::Kind;
 use crate::told::Hub;
 use crate::watchdog::Watchdog;
-use stampede_redis::{Failure, Link, Servers, too_late};
+use stampede_redis::{Client, CommandError, Servers, timeout_error};
 
 /// How locks behave. [`Default`] is right for most.
 #[derive(Debug, Clone)]
@@ -98,7 +98,7 @@ pub struct Locks {
 
 /// What all locks of a client share.
 pub(crate) struct Shared {
-    pub(crate) link: Arc<Link>,
+    pub(crate) link: Arc<Client>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) config: Config,
@@ -134,7 +134,7 @@ impl Locks {
             return Err(Error::setting("the memory of the fence must be between a millisecond and ten years"));
         }
         let runtime = Handle::current();
-        let link = Link::new(servers.into(), config.connect_within, config.answer_within);
+        let link = Client::new(servers.into(), config.connect_within, config.answer_within);
         let link = link.map_err(|error| Error::setting(format!("the servers' addresses cannot be used: {error}")))?;
         let link = Arc::new(link);
         let (hub, watchdog) = (Arc::new(Hub::new(&config)), Arc::new(Watchdog::new(&config)));
@@ -178,7 +178,7 @@ impl Locks {
         self.shared.hub.wake_all();
         let mut releasing = self.shared.releasing.subscribe();
         let ended = tokio::time::timeout(CLOSE_WITHIN, releasing.wait_for(|&number| number == 0)).await;
-        ended.map(drop).map_err(|_| Error::Unreachable(too_late()))
+        ended.map(drop).map_err(|_| Error::Unreachable(timeout_error()))
     }
 
     /// The plainest lock: one command to get it, one to give it back. Not re-entrant, no fencing token.
@@ -335,7 +335,7 @@ impl Shared {
                     looked = true;
                     tokio::time::sleep(SECOND_LOOK).await;
                 }
-                Err(Failure::Refused(error)) => {
+                Err(CommandError::Refused(error)) => {
                     tracing::warn!(%error, "a lock could not be released; it ends with its lease");
                     return;
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use stampede_redis::Failure;
+use stampede_redis::CommandError;
 
 /// Why there is no lock, or none any more.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -61,11 +61,11 @@ impl Error {
 /// The outcome of something about a lock.
 pub type Result<T> = std::result::Result<T, Error>;
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<CommandError> for Error {
+    fn from(failure: CommandError) -> Self {
         match failure {
-            Failure::NotSent(error) | Failure::Unknown(error) => Self::Unreachable(error),
-            Failure::Refused(error) => Self::Refused(error),
+            CommandError::NotSent(error) | CommandError::Unknown(error) => Self::Unreachable(error),
+            CommandError::Refused(error) => Self::Refused(error),
         }
     }
 }

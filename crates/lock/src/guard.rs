@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::hold::{Gone, Hold};
-use stampede_redis::Failure;
+use stampede_redis::CommandError;
 
 /// After a release that did not reach Redis; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -102,10 +102,10 @@ impl Guard {
                         Gone::Other => Err(Error::WrongOwner),
                     };
                 }
-                Err(Failure::Refused(error)) => return Err(Error::Refused(error)),
+                Err(CommandError::Refused(error)) => return Err(Error::Refused(error)),
                 // Dropping it goes on with it.
                 Err(failure) if Instant::now() + pause >= until => return Err(failure.into()),
-                Err(failure) => perhaps_done |= matches!(failure, Failure::Unknown(_)),
+                Err(failure) => perhaps_done |= matches!(failure, CommandError::Unknown(_)),
             }
             tokio::time::sleep(pause).await;
             pause *= 2;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::client::Config;
 use crate::quorum::Quorum;
 use crate::scripts::Kind;
-use stampede_redis::{Failure, Link, Script};
+use stampede_redis::{Client, CommandError, Script};
 
 /// A time in the past, in microseconds after a hold was made.
 const NOT_SURE: u64 = 1;
@@ -95,17 +95,17 @@ impl Named {
     /// Tries to get the lock for `owner` under the id `hold`.
     pub(crate) async fn acquire(
         &self,
-        link: &Link,
+        link: &Client,
         owner: &str,
         hold: &str,
         lease: Duration,
         place: Duration,
         config: &Config,
-    ) -> Result<Tried, Failure> {
+    ) -> Result<Tried, CommandError> {
         let times = [lease, config.fence_memory, place].map(|time| time.as_millis().to_string());
         let args = [owner, hold, &times[0], &times[1], &times[2]];
         let (value, confirmed) = self.write(link, self.kind.acquire(), &args, config.replicas).await?;
-        match read_tried(value).map_err(Failure::Unknown)? {
+        match read_tried(value).map_err(CommandError::Unknown)? {
             Tried::Held { .. } if confirmed < config.replicas => Ok(Tried::NotReplicated { confirmed }),
             tried => Ok(tried),
         }
@@ -114,19 +114,19 @@ impl Named {
     /// Runs a script; also returns how many replicas are known to have what it wrote, if any need to.
     async fn write(
         &self,
-        link: &Link,
+        link: &Client,
         script: &Script,
         args: &[&str],
         replicas: usize,
-    ) -> Result<(Value, usize), Failure> {
+    ) -> Result<(Value, usize), CommandError> {
         if replicas == 0 {
-            return Ok((link.run(script, &self.keys, args).await?, 0));
+            return Ok((link.eval(script, &self.keys, args).await?, 0));
         }
-        link.run_replicated(script, &self.keys, args, replicas).await
+        link.eval_replicated(script, &self.keys, args, replicas).await
     }
 
     /// The simple lock in one plain command. `false` says nothing about who holds it: that very hold may.
-    pub(crate) async fn acquire_plain(&self, link: &Link, hold: &str, lease: Duration) -> Result<bool, Failure> {
+    pub(crate) async fn acquire_plain(&self, link: &Client, hold: &str, lease: Duration) -> Result<bool, CommandError> {
         let mut command = redis::cmd("SET");
         command.arg(&self.keys[0]).arg(hold).arg("NX").arg("PX").arg(lease.as_millis().to_string());
         let value = link.send(command).await?;
@@ -134,8 +134,8 @@ impl Named {
     }
 
     /// Gives a hold back, or a place in line.
-    pub(crate) async fn release(&self, link: &Link, hold: &str) -> Result<Gone, Failure> {
-        let value = link.run(self.kind.release(), &self.keys, &[hold, &self.channel]).await?;
+    pub(crate) async fn release(&self, link: &Client, hold: &str) -> Result<Gone, CommandError> {
+        let value = link.eval(self.kind.release(), &self.keys, &[hold, &self.channel]).await?;
         Ok(match &value {
             Value::BulkString(said) if [&b"freed"[..], b"held", b"left"].contains(&&said[..]) => Gone::Released,
             Value::BulkString(said) if said == b"other" => Gone::Other,
@@ -267,7 +267,7 @@ impl Hold {
     }
 
     /// Renews it once.
-    pub(crate) async fn renew(&self, link: &Link, config: &Config) -> Result<Renewal, Failure> {
+    pub(crate) async fn renew(&self, link: &Client, config: &Config) -> Result<Renewal, CommandError> {
         let sent = Instant::now();
         if let Some(member) = &self.member {
             return self.renew_or_acquire(member, link, config, sent).await;
@@ -289,10 +289,10 @@ impl Hold {
     async fn renew_or_acquire(
         &self,
         member: &Member,
-        link: &Link,
+        link: &Client,
         config: &Config,
         sent: Instant,
-    ) -> Result<Renewal, Failure> {
+    ) -> Result<Renewal, CommandError> {
         if self.sure_until.load(Ordering::SeqCst) == 0 || member.quorum.sure_until(sent).is_none() {
             return Ok(Renewal::Gone);
         }
@@ -301,7 +301,7 @@ impl Hold {
         let before = self.doubtful.swap(true, Ordering::SeqCst);
         let lease = self.lease.as_millis().to_string();
         let outcome = self.lock.write(link, Kind::renew_or_acquire(), &[&*self.id, &lease], config.replicas).await;
-        if !matches!(outcome, Err(Failure::Unknown(_))) {
+        if !matches!(outcome, Err(CommandError::Unknown(_))) {
             self.set_doubtful(before);
         }
         let (value, confirmed) = outcome?;
@@ -326,8 +326,8 @@ impl Hold {
     }
 }
 
-fn not_replicated() -> Failure {
-    Failure::Unknown((redis::ErrorKind::Client, "too few replicas have confirmed a renewal").into())
+fn not_replicated() -> CommandError {
+    CommandError::Unknown((redis::ErrorKind::Client, "too few replicas have confirmed a renewal").into())
 }
 
 /// Clocks differ in speed: of a lease by Redis' clock so much is sure by ours.

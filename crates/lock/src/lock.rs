@@ -12,7 +12,7 @@ use crate::hold::{Hold, Member, Named, Tried, sure_for};
 use crate::owner::{Owner, random_id};
 use crate::scripts::Kind;
 use crate::told::{Known, Mode, Told, Waiter};
-use stampede_redis::{Failure, too_late};
+use stampede_redis::{CommandError, timeout_error};
 
 /// After Redis could not be reached; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -227,7 +227,7 @@ impl Lock {
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     (Error::NotReplicated { wanted: config.replicas, confirmed }, look_in)
                 }
-                Err(Failure::Refused(error)) => return Err(Error::Refused(error)),
+                Err(CommandError::Refused(error)) => return Err(Error::Refused(error)),
                 Err(failure) => {
                     let look_in = pause;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -295,12 +295,12 @@ impl<'a> Attempt<'a> {
         Self { lock, id, sent: None, waits, place: None, open: false, doubtful: false }
     }
 
-    pub(crate) async fn carry_out(&mut self, wait: Wait) -> std::result::Result<Tried, Failure> {
+    pub(crate) async fn carry_out(&mut self, wait: Wait) -> std::result::Result<Tried, CommandError> {
         let Lock { shared, named, .. } = self.lock;
         let (first, sent) = (self.sent.is_none(), Instant::now());
         self.sent = Some(sent);
         self.open = true;
-        let outcome = wait.bound(self.ask(first)).await.unwrap_or_else(|| Err(Failure::Unknown(too_late())));
+        let outcome = wait.bound(self.ask(first)).await.unwrap_or_else(|| Err(CommandError::Unknown(timeout_error())));
         match &outcome {
             Ok(Tried::Busy { .. }) if named.kind == Kind::Fair && self.waits => {
                 // The place lives as long as we give a sign of life.
@@ -313,7 +313,7 @@ impl<'a> Attempt<'a> {
             }
             // Until it is in the hands of a guard.
             Ok(Tried::Held { .. } | Tried::NotReplicated { .. }) => {}
-            Err(Failure::Unknown(_)) => self.doubtful = true,
+            Err(CommandError::Unknown(_)) => self.doubtful = true,
             // A place in line stays where it is.
             Err(_) if self.place.is_some() => {}
             _ => self.open = false,
@@ -321,7 +321,7 @@ impl<'a> Attempt<'a> {
         outcome
     }
 
-    async fn ask(&self, first: bool) -> std::result::Result<Tried, Failure> {
+    async fn ask(&self, first: bool) -> std::result::Result<Tried, CommandError> {
         let Lock { shared, named, owner, .. } = self.lock;
         let (link, config, lease) = (&shared.link, &shared.config, self.lock.lease());
         if first && named.kind == Kind::Simple && config.replicas == 0 {

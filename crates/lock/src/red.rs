@@ -16,7 +16,7 @@ use crate::lock::{Attempt, Lock, Wait};
 use crate::multi::{jitter, release_all};
 use crate::quorum::Quorum;
 use crate::told::{Told, Waiter};
-use stampede_redis::{Failure, too_late};
+use stampede_redis::{CommandError, timeout_error};
 
 /// When to try again if nobody has the majority, or too few can tell.
 const SPLIT: Duration = Duration::from_millis(200);
@@ -166,7 +166,7 @@ impl Red {
         let started = Instant::now();
         let mut deadline = started + (self.locks[0].lease() / 3).min(wait.left());
         let mut attempts: Vec<_> = self.locks.iter().map(|lock| Attempt::new(lock, false)).collect();
-        let mut outcomes: Vec<_> = self.locks.iter().map(|_| Err(Error::Unreachable(too_late()))).collect();
+        let mut outcomes: Vec<_> = self.locks.iter().map(|_| Err(Error::Unreachable(timeout_error()))).collect();
         let (mut held, mut missed) = (0, 0);
         {
             let tries = attempts.iter_mut().enumerate();
@@ -235,7 +235,7 @@ impl Red {
 }
 
 /// Held or not.
-fn outcome(tried: std::result::Result<Tried, Failure>, replicas: usize) -> Result<()> {
+fn outcome(tried: std::result::Result<Tried, CommandError>, replicas: usize) -> Result<()> {
     match tried? {
         Tried::Held { .. } => Ok(()),
         Tried::Busy { remaining, .. } => Err(Error::NotAcquired { remaining }),
@@ -296,7 +296,7 @@ impl RedGuard {
                 Ok(Ok(())) => released += 1,
                 Ok(Err(error)) => problem = problem.or(Some(error)),
                 // Its runtime ends.
-                Err(_) => problem = problem.or(Some(Error::Unreachable(too_late()))),
+                Err(_) => problem = problem.or(Some(Error::Unreachable(timeout_error()))),
             }
             if released == self.most {
                 return if sure { Ok(()) } else { Err(Error::Lost) };

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::client::Config;
 use crate::owner::Owner;
-use stampede_redis::{Link, too_late};
+use stampede_redis::{Client, timeout_error};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -171,13 +171,13 @@ impl Hub {
     }
 
     /// Listens for ever. While nobody waits there is no connection.
-    pub(crate) async fn listen(self: Arc<Self>, link: Arc<Link>) {
+    pub(crate) async fn listen(self: Arc<Self>, link: Arc<Client>) {
         let mut pause = FIRST_PAUSE;
         loop {
             while self.channels().is_empty() {
                 self.changed.notified().await;
             }
-            let outcome = match link.listen().await {
+            let outcome = match link.pubsub().await {
                 Ok(connection) => {
                     let (sink, messages) = connection.split();
                     self.serve(sink, messages, &mut pause).await
@@ -232,7 +232,7 @@ impl Hub {
     }
 
     async fn in_time<T>(&self, work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-        tokio::time::timeout(self.answer_within, work).await.unwrap_or_else(|_| Err(too_late()))
+        tokio::time::timeout(self.answer_within, work).await.unwrap_or_else(|_| Err(timeout_error()))
     }
 
     /// Subscribes what is waited for and not subscribed yet.

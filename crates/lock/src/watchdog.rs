@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::client::Config;
 use crate::hold::{Hold, Renewal};
-use stampede_redis::Link;
+use stampede_redis::Client;
 
 /// How many renewals are under way at once.
 const TOGETHER: usize = 256;
@@ -58,7 +58,7 @@ impl Watchdog {
     }
 
     /// Renews for ever.
-    pub(crate) async fn run(self: Arc<Self>, link: Arc<Link>) {
+    pub(crate) async fn run(self: Arc<Self>, link: Arc<Client>) {
         let mut pause = self.every / 2;
         loop {
             // Woken, it renews what is urgent.
@@ -78,7 +78,7 @@ impl Watchdog {
     }
 
     /// `false` if it should be tried again soon.
-    async fn renew(&self, link: &Link, hold: Arc<Hold>) -> bool {
+    async fn renew(&self, link: &Client, hold: Arc<Hold>) -> bool {
         match hold.renew(link, &self.config).await {
             Ok(Renewal::Renewed) => return true,
             Ok(Renewal::NotYet) => return false,

@@ -1,8 +1,8 @@
 //! Commands to a cluster.
 //!
-//! The client library sends a command again by itself when its connection breaks, although the command may have been carried out: the
-//! second answer then describes the effect of the first. Its retries are off. A command that a node *refused to carry out* (its slot is
-//! elsewhere or on the move, the node is not ready) is sent again from here, until the time for the answer is over.
+//! The redis crate sends a command again when its connection breaks, although the command may have been executed; the second reply then
+//! describes the effect of the first execution. Its retries are therefore disabled. A command that a node *refused to execute* (the slot
+//! is on another node or is being migrated, the node is not ready) is sent again from here, until the response timeout.
 
 use std::time::Duration;
 
@@ -12,72 +12,72 @@ use redis::cluster_routing::{Route, SingleNodeRoutingInfo, SlotAddr};
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
-use crate::link::{Failure, Said, too_late};
+use crate::error::{CommandError, ErrorClass, timeout_error};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const INITIAL_DELAY: Duration = Duration::from_millis(5);
+const MAX_DELAY: Duration = Duration::from_millis(100);
 const NO_COMMAND: (ErrorKind, &str) = (ErrorKind::Client, "no command");
 
-/// Sends a command and returns its answer.
+/// Sends a command and returns its reply.
 pub(crate) async fn send(
     connection: &ClusterConnection,
     command: &Cmd,
-    answer_within: Duration,
-) -> Result<Value, Failure> {
-    let values = send_all(connection, &[command], None, answer_within).await?;
-    values.into_iter().next().ok_or_else(too_few)
+    response_timeout: Duration,
+) -> Result<Value, CommandError> {
+    let replies = send_all(connection, &[command], None, response_timeout).await?;
+    replies.into_iter().next().ok_or_else(missing_replies)
 }
 
-/// Sends a command that writes `key`, and after it another on the same connection; returns both answers.
+/// Sends a command that writes `key`, then another one over the same connection; returns both replies.
 pub(crate) async fn send_both(
     connection: &ClusterConnection,
     commands: [&Cmd; 2],
     key: &[u8],
-    answer_within: Duration,
-) -> Result<[Value; 2], Failure> {
-    let values = send_all(connection, &commands, Some(key), answer_within).await?;
-    let [one, two] = <[Value; 2]>::try_from(values).map_err(|_| too_few())?;
-    // The first has been carried out by now.
-    Ok([one, two.extract_error().map_err(Failure::Unknown)?])
+    response_timeout: Duration,
+) -> Result<[Value; 2], CommandError> {
+    let replies = send_all(connection, &commands, Some(key), response_timeout).await?;
+    let [first, second] = <[Value; 2]>::try_from(replies).map_err(|_| missing_replies())?;
+    // The first command has been executed, so an error of the second leaves the outcome of both unknown.
+    Ok([first, second.extract_error().map_err(CommandError::Unknown)?])
 }
 
-/// The node that a slot is moving to.
-type Ask = (String, u16);
+/// Host and port of the node that a slot is migrating to.
+type AskTarget = (String, u16);
 
-/// The first answer is not an error.
+/// Sends the commands until a node executes them. The first reply is never an error reply.
 async fn send_all(
     connection: &ClusterConnection,
     commands: &[&Cmd],
     key: Option<&[u8]>,
-    answer_within: Duration,
-) -> Result<Vec<Value>, Failure> {
-    let deadline = Instant::now() + answer_within;
-    let mut pause = FIRST_PAUSE;
+    response_timeout: Duration,
+) -> Result<Vec<Value>, CommandError> {
+    let deadline = Instant::now() + response_timeout;
+    let mut delay = INITIAL_DELAY;
     let mut ask = None;
     loop {
-        let answer = tokio::time::timeout_at(deadline, send_once(connection, commands, key, ask.take())).await;
-        let error = match answer.unwrap_or_else(|_| Err(too_late())) {
-            Ok(answers) => return Ok(answers),
+        let sent = tokio::time::timeout_at(deadline, send_once(connection, commands, key, ask.take())).await;
+        let error = match sent.unwrap_or_else(|_| Err(timeout_error())) {
+            Ok(replies) => return Ok(replies),
             Err(error) => error,
         };
-        let said = Said::of(&error);
-        if !matches!(said, Said::NotNow) || Instant::now() + pause >= deadline {
-            return Err(said.failure(error));
+        let class = ErrorClass::of(&error);
+        if !matches!(class, ErrorClass::Transient) || Instant::now() + delay >= deadline {
+            return Err(class.with(error));
         }
-        ask = asked(&error);
+        ask = ask_target(&error);
         if ask.is_none() {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tokio::time::sleep(delay).await;
+            delay = (delay * 2).min(MAX_DELAY);
         }
     }
 }
 
-/// In one write, so that nothing comes between `ASKING` and what it is about, or between two that belong together.
+/// Sends the commands in one write, so that nothing comes between `ASKING` and its command, or between a write and its `WAIT`.
 async fn send_once(
     connection: &ClusterConnection,
     commands: &[&Cmd],
     key: Option<&[u8]>,
-    ask: Option<Ask>,
+    ask: Option<AskTarget>,
 ) -> RedisResult<Vec<Value>> {
     let mut connection = connection.clone();
     let asking = usize::from(ask.is_some());
@@ -89,21 +89,21 @@ async fn send_once(
             return Ok(vec![connection.req_packed_command(command).await?.extract_error()?]);
         }
     };
-    let mut pipeline = redis::pipe();
+    let mut pipe = redis::pipe();
     if asking == 1 {
-        pipeline.cmd("ASKING");
+        pipe.cmd("ASKING");
     }
     for command in commands {
-        pipeline.add_command((*command).clone());
+        pipe.add_command((*command).clone());
     }
-    let mut values = connection.route_pipeline(pipeline, asking, commands.len(), route).await?;
-    if let Some(first) = values.first_mut() {
+    let mut replies = connection.route_pipeline(pipe, asking, commands.len(), route).await?;
+    if let Some(first) = replies.first_mut() {
         *first = std::mem::replace(first, Value::Nil).extract_error()?;
     }
-    Ok(values)
+    Ok(replies)
 }
 
-fn asked(error: &RedisError) -> Option<Ask> {
+fn ask_target(error: &RedisError) -> Option<AskTarget> {
     if error.kind() != ErrorKind::Server(ServerErrorKind::Ask) {
         return None;
     }
@@ -111,6 +111,6 @@ fn asked(error: &RedisError) -> Option<Ask> {
     Some((host.to_owned(), port.parse().ok()?))
 }
 
-fn too_few() -> Failure {
-    Failure::Unknown((ErrorKind::Client, "fewer answers than commands").into())
+fn missing_replies() -> CommandError {
+    CommandError::Unknown((ErrorKind::Client, "fewer replies than commands").into())
 }

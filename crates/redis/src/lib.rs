@@ -1,17 +1,19 @@
-//! The way to Redis that the other crates share; it knows nothing of what is sent.
+//! The Redis client that the other crates share.
 //!
-//! - [`Link`]: one connection to one server, a master behind sentinels, or a cluster; made anew when it breaks, and a command that was
-//!   not answered is told apart from one that was not sent ([`Failure`])
-//! - `cluster`: what a node refused to carry out is sent again, and nothing else
-//! - `line`: what comes while commands are under way goes together
-//! - [`Script`]: sent by its hash, and by its text if Redis does not know it
+//! - [`Client`]: one connection to a single server, to a master behind Sentinel, or to a cluster. It reconnects when the connection
+//!   breaks, and [`CommandError`] tells a command that was not executed from one whose outcome is unknown.
+//! - `cluster`: commands to a cluster. Only commands that a node refused to execute are sent again.
+//! - `pipeline`: batches commands that arrive while others are in flight.
+//! - [`Script`]: a Lua script, called by its hash.
 
 #![warn(missing_docs)]
 
+mod client;
 mod cluster;
-mod line;
-mod link;
+mod error;
+mod pipeline;
 mod script;
 
-pub use link::{Failure, Link, Servers, too_late};
+pub use client::{Client, Servers};
+pub use error::{CommandError, EvalShaError, timeout_error};
 pub use script::Script;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rand::RngExt as _;
 use redis::{FromRedisValue as _, Value};
 use stampede_lock::Guard;
-use stampede_redis::{Failure, Script};
+use stampede_redis::{CommandError, Script};
 
 use super::{FilterSettings, MAX_BITS, Unannounced, bits_per_key};
 use crate::builder::LONGEST;
@@ -126,9 +126,9 @@ impl Shared {
             let mut args = vec![view.current.id.clone(), view.current.size.bits.to_string()];
             args.extend(view.current.positions(key).map(|position| position.to_string()));
             let keys = [self.main.clone(), self.bits_of(&view.current.id)];
-            let answer = self.remote.guarded(self.remote.link().run(&CHECK, &keys, &args)).await?;
+            let answer = self.remote.guarded(self.remote.link().eval(&CHECK, &keys, &args)).await?;
             // Answered on the connection that the view belongs to, or by a server that may have forgotten something?
-            if self.remote.link().connections() == view.connection {
+            if self.remote.link().connection_count() == view.connection {
                 match answer {
                     Value::Int(0) => return Some(false),
                     Value::Int(1) => return Some(true),
@@ -148,7 +148,7 @@ impl Shared {
     async fn view(&self) -> Option<Arc<View>> {
         let seen = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
         match seen {
-            Seen::View(view) if view.connection == self.remote.link().connections() => return Some(view),
+            Seen::View(view) if view.connection == self.remote.link().connection_count() => return Some(view),
             Seen::Nothing(Some(at)) if at.elapsed() < NOBODY_KNOWS => return None,
             _ => {}
         }
@@ -160,10 +160,10 @@ impl Shared {
     async fn look(&self) -> Option<Arc<View>> {
         let link = self.remote.link();
         let meta = self.remote.guarded(link.send(self.ask_meta())).await.map(read_meta)?;
-        let connection = link.connections();
+        let connection = link.connection_count();
         let run = self.remote.guarded(link.send(ask_run())).await.and_then(read_run)?;
         // If the server was restarted since, it may have forgotten what it was told last.
-        let current = meta.current.filter(|current| current.run == run && link.connections() == connection)?;
+        let current = meta.current.filter(|current| current.run == run && link.connection_count() == connection)?;
         Some(Arc::new(View { current, connection }))
     }
 
@@ -171,7 +171,7 @@ impl Shared {
         redis::cmd("HGETALL").arg(&self.main).to_owned()
     }
 
-    async fn meta(&self) -> Result<Meta, Failure> {
+    async fn meta(&self) -> Result<Meta, CommandError> {
         self.remote.link().send(self.ask_meta()).await.map(read_meta)
     }
 
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     /// The server's time in seconds.
-    async fn now_s(&self) -> Result<u64, Failure> {
+    async fn now_s(&self) -> Result<u64, CommandError> {
         let time = self.remote.link().send(redis::cmd("TIME")).await?;
         Ok(<(u64, u64)>::from_redis_value(time).unwrap_or_default().0)
     }
@@ -199,7 +199,7 @@ impl Shared {
                 args.extend([generation.size.hashes.to_string(), generation.size.bits.to_string()]);
                 args.extend(generation.positions(key).map(|position| position.to_string()));
             }
-            let added = self.remote.link().run(&ANNOUNCE, &keys, &args).await.map_err(|_| Unannounced)?;
+            let added = self.remote.link().eval(&ANNOUNCE, &keys, &args).await.map_err(|_| Unannounced)?;
             if added == Value::Int(1) {
                 return Ok(());
             }
@@ -285,7 +285,7 @@ impl Shared {
             return Err("Redis was restarted meanwhile".into());
         }
         let args = [generation.id.clone(), generation.seed.to_string(), run, generation.size.bits.to_string()];
-        let done = self.remote.link().run(&FINISH, &keys, &args).await.map_err(told)?;
+        let done = self.remote.link().eval(&FINISH, &keys, &args).await.map_err(told)?;
         if done == Value::Int(1) { Ok(()) } else { Err("it was forgotten, or begun anew, meanwhile".into()) }
     }
 }
@@ -311,9 +311,9 @@ fn read_meta(value: Value) -> Meta {
     Meta { current, filling, since_s }
 }
 
-fn told(failure: Failure) -> Error {
+fn told(failure: CommandError) -> Error {
     match failure {
-        Failure::NotSent(error) | Failure::Unknown(error) | Failure::Refused(error) => error.into(),
+        CommandError::NotSent(error) | CommandError::Unknown(error) | CommandError::Refused(error) => error.into(),
     }
 }
 

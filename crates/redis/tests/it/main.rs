@@ -1,0 +1,3 @@
+//! The client against real Redis servers.
+
+mod scripts;
