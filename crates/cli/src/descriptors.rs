@@ -59,9 +59,9 @@ mod tests {
             cors_origins: Vec::new(),
             max_connections: max,
             max_connections_per_address: per_address,
-            head_within: Duration::ZERO,
-            answer_within: Duration::ZERO,
-            drain_within: Duration::ZERO,
+            head_timeout: Duration::ZERO,
+            answer_timeout: Duration::ZERO,
+            drain_timeout: Duration::ZERO,
         };
         fit(&mut server, limit, listeners);
         (server.max_connections, server.max_connections_per_address)

@@ -89,7 +89,7 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
             );
         }
     }
-    let (scheme, drain_within) = (if server.tls.is_some() { "https" } else { "http" }, server.drain_within);
+    let (scheme, drain_timeout) = (if server.tls.is_some() { "https" } else { "http" }, server.drain_timeout);
     // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
     let listener = bind(settings.listen).await?;
     let admin_listener = match admin_listen {
@@ -152,7 +152,7 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
     for server in servers {
         server.await?;
     }
-    if !engine.shut_down(drain_within).await {
+    if !engine.shut_down(drain_timeout).await {
         bail!("the ledger did not settle everything in time; the next start will find out what it holds");
     }
     tracing::info!("stopped");

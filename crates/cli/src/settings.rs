@@ -11,7 +11,7 @@ use clap::Args;
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::solo::SoloConfig;
-use stampede_engine::{Config as EngineConfig, PeopleConfig, SendBudgets, SessionKeys};
+use stampede_engine::{AuthConfig, Config as EngineConfig, SendBudgets, SessionKeys};
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
@@ -157,9 +157,9 @@ impl From<RoleSetting> for Role {
 struct Http {
     max_connections: usize,
     max_connections_per_address: usize,
-    head_within_ms: u64,
-    answer_within_ms: u64,
-    drain_within_ms: u64,
+    head_timeout_ms: u64,
+    answer_timeout_ms: u64,
+    drain_timeout_ms: u64,
     trusted_proxies: Vec<String>,
     tls_certificate: String,
     tls_key: String,
@@ -171,7 +171,7 @@ struct Http {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buy {
-    answer_within_ms: u64,
+    answer_timeout_ms: u64,
     max_batch: usize,
     queue_per_sale: usize,
     queue_total: usize,
@@ -258,9 +258,9 @@ impl Settings {
         let at_least_one = [
             ("http.max_connections", self.http.max_connections as u64),
             ("http.max_connections_per_address", self.http.max_connections_per_address as u64),
-            ("http.head_within_ms", self.http.head_within_ms),
-            ("http.answer_within_ms", self.http.answer_within_ms),
-            ("buy.answer_within_ms", self.buy.answer_within_ms),
+            ("http.head_timeout_ms", self.http.head_timeout_ms),
+            ("http.answer_timeout_ms", self.http.answer_timeout_ms),
+            ("buy.answer_timeout_ms", self.buy.answer_timeout_ms),
             ("buy.max_batch", self.buy.max_batch as u64),
             ("buy.queue_per_sale", self.buy.queue_per_sale as u64),
             ("buy.queue_total", self.buy.queue_total as u64),
@@ -347,7 +347,7 @@ impl Settings {
         }
     }
 
-    /// Reads the certificate, if there is one.
+    /// CatalogueCache the certificate, if there is one.
     pub fn certificate(&self) -> anyhow::Result<Option<Arc<Certificate>>> {
         Ok(self.tls_files()?.map(|(certificate, key)| Certificate::read(certificate, key)).transpose()?)
     }
@@ -368,9 +368,9 @@ impl Settings {
             cors_origins,
             max_connections: self.http.max_connections,
             max_connections_per_address: self.http.max_connections_per_address,
-            head_within: Duration::from_millis(self.http.head_within_ms),
-            answer_within: Duration::from_millis(self.http.answer_within_ms),
-            drain_within: Duration::from_millis(self.http.drain_within_ms),
+            head_timeout: Duration::from_millis(self.http.head_timeout_ms),
+            answer_timeout: Duration::from_millis(self.http.answer_timeout_ms),
+            drain_timeout: Duration::from_millis(self.http.drain_timeout_ms),
         })
     }
 
@@ -380,13 +380,13 @@ impl Settings {
             // An embedded database is ours alone: its lock is held.
             shared_ledger: !matches!(database, Database::Sqlite(_)),
             solo: SoloConfig {
-                answer_within: Duration::from_millis(buy.answer_within_ms),
+                answer_timeout: Duration::from_millis(buy.answer_timeout_ms),
                 max_batch: buy.max_batch,
                 queue_per_sale: buy.queue_per_sale,
                 queue_total: buy.queue_total,
                 quarantine_after: Duration::from_millis(buy.quarantine_after_ms),
             },
-            people: PeopleConfig {
+            auth: AuthConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
                 session_lifetime: Duration::from_millis(login.session_lifetime_ms),
                 max_sessions: login.sessions_per_user,

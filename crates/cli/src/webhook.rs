@@ -35,7 +35,7 @@ const AT_ONCE: usize = 8;
 const TRIES: u32 = 4;
 /// A code that has waited longer is of no use any more: its owner has asked for another.
 const STALE: Duration = Duration::from_secs(120);
-const TRY_WITHIN: Duration = Duration::from_secs(3);
+const TRY_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub struct Webhook {
@@ -143,7 +143,7 @@ impl Target {
     async fn deliver(&self, phone: &Phone, code: &str) {
         let body = serde_json::json!({ "phone": phone.as_str(), "code": code }).to_string();
         for tried in 1..=TRIES {
-            let error = match tokio::time::timeout(TRY_WITHIN, self.post(&body)).await {
+            let error = match tokio::time::timeout(TRY_TIMEOUT, self.post(&body)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => format!("{error:#}"),
                 Err(_) => "no answer in time".to_owned(),

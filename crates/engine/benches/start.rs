@@ -11,7 +11,7 @@ use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;
 use stampede_core::SystemClock;
 use stampede_engine::solo::SoloConfig;
-use stampede_engine::{Config, Engine, PeopleConfig, SendBudgets};
+use stampede_engine::{AuthConfig, Config, Engine, SendBudgets};
 use stampede_ledger::Database;
 use stampede_limit::Limit;
 
@@ -23,13 +23,13 @@ const MANY: Limit = Limit { count: 1_000_000, window: Duration::from_secs(60) };
 const CONFIG: Config = Config {
     shared_ledger: false,
     solo: SoloConfig {
-        answer_within: Duration::from_secs(5),
+        answer_timeout: Duration::from_secs(5),
         max_batch: 512,
         queue_per_sale: 1000,
         queue_total: 1000,
         quarantine_after: Duration::from_secs(30),
     },
-    people: PeopleConfig {
+    auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),
         max_sessions: 20,

@@ -15,7 +15,7 @@ use stampede_core::Code;
 use stampede_core::ids::IdMaker as _;
 use stampede_core::ports::AuditRow;
 
-pub use changes::{Change, Recorded};
+pub use changes::{Change, RecordOutcome};
 pub use log::{AuditOutcome, AuditRecord};
 
 use crate::commit::describe;
@@ -76,14 +76,14 @@ impl<T> Outcome<T> {
     }
 
     /// `made` is new.
-    pub fn made(value: T, made: &impl Recorded) -> Self {
+    pub fn made(value: T, made: &impl RecordOutcome) -> Self {
         let new = |(field, to): (&str, Value)| Change::new(field, Value::Null, to);
         let changes = made.fields().into_iter().map(new).collect();
         Self { value, word: "done", made: Some(made.name()), changes }
     }
 
     /// `before` has become `after`.
-    pub fn edited<R: Recorded>(value: T, before: &R, after: &R) -> Self {
+    pub fn edited<R: RecordOutcome>(value: T, before: &R, after: &R) -> Self {
         let pairs = before.fields().into_iter().zip(after.fields()).filter(|((_, from), (_, to))| from != to);
         let changes: Vec<_> = pairs.map(|((field, from), (_, to))| Change::new(field, from, to)).collect();
         if changes.is_empty() { Self::unchanged(value) } else { Self::done(value, changes) }

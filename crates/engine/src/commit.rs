@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::{Histogram, histogram};
-use stampede_core::ports::{Admitted, Ledger, Recorded};
+use stampede_core::ports::{Admitted, Ledger, RecordOutcome};
 use stampede_core::{Epoch, SaleId, failpoint};
 use stampede_gate::MemoryGate;
 use tokio::sync::OwnedMutexGuard;
@@ -23,7 +23,7 @@ pub struct Pending {
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitOutcome {
-    Known(Recorded),
+    Known(RecordOutcome),
     /// It could not be recorded so far. It keeps its mark and is tried again beside the queue.
     Undecided,
 }
@@ -33,7 +33,7 @@ const RELOAD_EVERY: Duration = Duration::from_secs(1);
 
 /// The committing end of one sale.
 #[derive(Debug)]
-pub struct Commit {
+pub struct Committer {
     sale: SaleId,
     ledger: Arc<dyn Ledger>,
     gate: Arc<MemoryGate>,
@@ -45,7 +45,7 @@ pub struct Commit {
     batch_seconds: Histogram,
 }
 
-impl Commit {
+impl Committer {
     pub(crate) fn new(sale: SaleId, ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>, recording: Recording) -> Self {
         Self {
             sale,
@@ -90,27 +90,29 @@ impl Commit {
                 CommitOutcome::Undecided => None,
             })
         };
-        let holds = |recorded| matches!(recorded, Recorded::Recorded | Recorded::Already | Recorded::Quarantined);
+        let holds = |recorded| {
+            matches!(recorded, RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded | RecordOutcome::Quarantined)
+        };
         let live = known().filter(|(_, recorded)| holds(*recorded));
         self.gate.settle(self.sale, live.map(|(admitted, _)| (admitted.user, admitted.order)));
         let mut surprised = false;
         for (Admitted { user, order, .. }, recorded) in known() {
-            let keep = match recorded {
-                Recorded::Refused { keep, .. } => keep,
-                Recorded::Dead => None,
-                Recorded::IdCollision => {
+            let existing = match recorded {
+                RecordOutcome::Rejected { existing, .. } => existing,
+                RecordOutcome::Dead => None,
+                RecordOutcome::IdCollision => {
                     tracing::error!(sale = %self.sale, %order, "two orders got the same id; a person should look");
                     None
                 }
-                Recorded::Recorded | Recorded::Already | Recorded::Quarantined => continue,
+                RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded | RecordOutcome::Quarantined => continue,
             };
-            self.gate.release(self.sale, user, order, keep);
-            surprised |= matches!(recorded, Recorded::Refused { .. });
+            self.gate.release(self.sale, user, order, existing);
+            surprised |= matches!(recorded, RecordOutcome::Rejected { .. });
         }
         surprised
     }
 
-    /// Reads the sale anew, at most so often.
+    /// CatalogueCache the sale anew, at most so often.
     pub async fn refresh(&self) {
         let _held = self.busy.lock().await;
         self.reload().await;
@@ -139,7 +141,7 @@ impl Commit {
     }
 }
 
-impl Backend<Pending> for Commit {
+impl Backend<Pending> for Committer {
     type Answer = CommitOutcome;
 
     async fn turn(&self) -> Option<OwnedMutexGuard<()>> {

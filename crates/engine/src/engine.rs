@@ -7,17 +7,17 @@ use std::time::Duration;
 use rand::RngExt as _;
 use stampede_core::ids::{IdMaker as _, NotAnId, Snowflake};
 use stampede_core::ports::LedgerError;
+use stampede_core::ports::Stores;
 use stampede_core::{Clock, Code, Refusal, Sale, SaleId, Timestamp, UserId, failpoint};
 use stampede_gate::MemoryGate;
-use stampede_ledger::Stores;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use crate::auth::{Auth, AuthConfig};
+use crate::catalogue_cache::CatalogueCache;
 use crate::error::Error;
 use crate::login::Sender;
-use crate::people::{People, PeopleConfig};
-use crate::reads::Reads;
-use crate::sales::Shelf;
+use crate::sales::SaleIndex;
 use crate::solo::{Bought, Solo, SoloConfig};
 use crate::workers;
 
@@ -26,7 +26,7 @@ pub struct Config {
     /// Other processes may sell from the same ledger.
     pub shared_ledger: bool,
     pub solo: SoloConfig,
-    pub people: PeopleConfig,
+    pub auth: AuthConfig,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -50,10 +50,10 @@ pub struct Engine {
     pub(crate) stores: Stores,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) gate: Arc<MemoryGate>,
-    pub(crate) shelf: Shelf,
-    pub(crate) reads: Reads,
-    pub(crate) people: People,
-    pub(crate) owed: Arc<Notify>,
+    pub(crate) sale_index: SaleIndex,
+    pub(crate) catalogue_cache: CatalogueCache,
+    pub(crate) auth: Auth,
+    pub(crate) pending_releases: Arc<Notify>,
     pub(crate) solo: Solo,
     pub(crate) ids: Arc<Snowflake>,
     pub(crate) holder: String,
@@ -81,7 +81,7 @@ impl Engine {
         }
         let has_others = AtomicBool::new(has_others);
 
-        let (gate, shelf) = (Arc::new(MemoryGate::new()), Shelf::default());
+        let (gate, sale_index) = (Arc::new(MemoryGate::new()), SaleIndex::default());
         for sale in ledger.sales(None).await? {
             // Read again together with its orders, so that both are of one moment.
             if !is_long_over(&sale, clock.now())
@@ -89,33 +89,45 @@ impl Engine {
             {
                 gate.open(loaded);
             }
-            shelf.put(sale);
+            sale_index.put(sale);
         }
         // The gate was just built from live orders: it owes nothing any more.
-        workers::owed::settle(ledger.as_ref(), &gate).await?;
+        workers::pending_releases::settle(ledger.as_ref(), &gate).await?;
 
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
-        let (people, touched) = People::new(config.people, stores.accounts.clone(), clock.clone(), key, sender);
+        let (auth, touched) = Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender);
 
-        let owed = Arc::new(Notify::new());
+        let pending_releases = Arc::new(Notify::new());
         let mut workers = JoinSet::new();
-        workers.spawn(workers::lease::keep(ledger.clone(), ids.clone(), holder.clone()));
-        workers.spawn(workers::owed::keep(ledger.clone(), gate.clone(), owed.clone()));
-        workers.spawn(workers::sessions::keep(stores.accounts.clone(), clock.clone(), people.sessions(), touched));
+        workers.spawn(workers::lease::run(ledger.clone(), ids.clone(), holder.clone()));
+        workers.spawn(workers::pending_releases::run(ledger.clone(), gate.clone(), pending_releases.clone()));
+        workers.spawn(workers::sessions::run(stores.accounts.clone(), clock.clone(), auth.sessions(), touched));
 
         if failpoint::planted("reconcile-count") {
-            workers.spawn(workers::planted::keep(ledger.clone(), gate.clone()));
+            workers.spawn(workers::planted::run(ledger.clone(), gate.clone()));
         }
 
         workers.spawn(workers::index::run(ledger.clone(), clock.clone()));
 
-        let reads = Reads::new(stores.catalogue.clone(), config.shared_ledger);
+        let catalogue_cache = CatalogueCache::new(stores.catalogue.clone(), config.shared_ledger);
         let solo = Solo::new(config.solo, ledger, gate.clone(), clock.clone(), ids.clone());
         let workers = Mutex::new(workers);
-        let engine =
-            Arc::new(Self { stores, clock, gate, shelf, reads, people, owed, solo, ids, holder, has_others, workers });
-        let watch = workers::watch::keep(Arc::downgrade(&engine), config.shared_ledger);
+        let engine = Arc::new(Self {
+            stores,
+            clock,
+            gate,
+            sale_index,
+            catalogue_cache,
+            auth,
+            pending_releases,
+            solo,
+            ids,
+            holder,
+            has_others,
+            workers,
+        });
+        let watch = workers::watch::run(Arc::downgrade(&engine), config.shared_ledger);
         engine.workers.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
         Ok(engine)
     }
@@ -139,7 +151,7 @@ impl Engine {
         let mut bought = self.solo.buy(sale, user).await;
         if matches!(bought, Err(Error::Refused(Refusal::NoSuchSale))) && self.any_sale(sale).is_err() {
             // Another process may have made it a moment ago.
-            let looking = tokio::time::timeout(self.solo.answer_within(), self.made_elsewhere(sale));
+            let looking = tokio::time::timeout(self.solo.answer_timeout(), self.made_elsewhere(sale));
             if looking.await.map_err(|_| Error::Plain(Code::Unavailable))??.is_some() {
                 bought = self.solo.buy(sale, user).await;
             }
@@ -160,7 +172,7 @@ impl Engine {
             bought => return bought,
         };
         // Who has an order gets it back, whatever else is true.
-        let looking = tokio::time::timeout(self.solo.answer_within(), self.stores.ledger.live_order(sale, user));
+        let looking = tokio::time::timeout(self.solo.answer_timeout(), self.stores.ledger.live_order(sale, user));
         match looking.await.map_err(|_| Error::OutcomeUnknown)?? {
             Some(order) => Ok(Bought { order, already: true }),
             None => Err(Error::Refused(refusal)),

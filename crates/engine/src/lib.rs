@@ -16,16 +16,16 @@
 //! - `workers`: what runs beside the requests
 
 pub mod audit;
+pub mod auth;
 pub mod batcher;
+mod catalogue_cache;
 pub mod commit;
 pub mod engine;
 pub mod error;
 pub mod login;
 pub mod orders;
-pub mod people;
 pub mod proof_of_work;
 mod quarantine;
-mod reads;
 mod recording;
 pub mod sales;
 pub mod send_budget;
@@ -37,10 +37,10 @@ pub mod token;
 mod workers;
 
 pub use audit::{Action, AuditRecord, Caller, Change, Outcome};
+pub use auth::{AuthConfig, Proven};
 pub use engine::{Config, Engine, StartError};
 pub use error::Error;
 pub use login::{CodeSent, LoggedIn, Sender};
-pub use people::{PeopleConfig, Proven};
 pub use proof_of_work::{Puzzle, Solution};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use metrics::counter;
 use rand::RngExt as _;
-use stampede_core::ports::{Challenge, ChallengeId, LogIn, Session, SessionId, WhichChallenge};
+use stampede_core::ports::{Challenge, ChallengeId, LogInOutcome, Session, SessionId, WhichChallenge};
 use stampede_core::{Code, LONG_CODES_AFTER, Phone, Timestamp, User, UserId};
 use tokio::time::Instant;
 
@@ -53,8 +53,8 @@ pub struct LoggedIn {
 impl Engine {
     /// A puzzle to be solved before a code is sent.
     pub fn puzzle(&self) -> Puzzle {
-        let people = &self.people;
-        people.proof_of_work.puzzle(&people.sealer, people.clock.now())
+        let auth = &self.auth;
+        auth.proof_of_work.puzzle(&auth.token_signer, auth.clock.now())
     }
 
     /// Sends a login code to the phone, requested from this address.
@@ -64,34 +64,34 @@ impl Engine {
         address: IpAddr,
         solution: Option<Solution<'_>>,
     ) -> Result<CodeSent, Error> {
-        let people = &self.people;
-        if people.sender.is_none() {
+        let auth = &self.auth;
+        if auth.sender.is_none() {
             return Err(Error::Plain(Code::Unavailable));
         }
-        people.proof_of_work.check(&people.sealer, phone, solution, people.clock.now())?;
-        people.budgets.take(phone, address).map_err(|wait| Error::Limited { wait })?;
+        auth.proof_of_work.check(&auth.token_signer, phone, solution, auth.clock.now())?;
+        auth.budgets.take(phone, address).map_err(|wait| Error::Limited { wait })?;
         let sent = self.send_challenge(phone, counted_as(address)).await;
         if sent.is_err() {
-            people.budgets.undo(phone, address);
+            auth.budgets.undo(phone, address);
         }
         sent
     }
 
     async fn send_challenge(&self, phone: &Phone, address: IpAddr) -> Result<CodeSent, Error> {
-        let people = &self.people;
-        let Some(sender) = &people.sender else { return Err(Error::Plain(Code::Unavailable)) };
-        let failures = people.accounts.login_failures(phone).await?;
+        let auth = &self.auth;
+        let Some(sender) = &auth.sender else { return Err(Error::Plain(Code::Unavailable)) };
+        let failures = auth.accounts.login_failures(phone).await?;
         let digits = if failures >= LONG_CODES_AFTER { LONG_DIGITS } else { DIGITS };
         let number = rand::rng().random_range(0..10_u64.pow(digits));
         let code = format!("{number:0width$}", width = digits as usize);
-        let (id, created_at) = (ChallengeId(rand::rng().random()), people.clock.now());
-        let seal = people.sealer.code(phone, id, &code).to_vec();
-        let expires_at = created_at.plus(people.config.code_ttl);
+        let (id, created_at) = (ChallengeId(rand::rng().random()), auth.clock.now());
+        let seal = auth.token_signer.code(phone, id, &code).to_vec();
+        let expires_at = created_at.plus(auth.config.code_ttl);
         let challenge = Challenge { id, phone: phone.clone(), address, seal, digits, created_at, expires_at };
-        people.accounts.put_challenge(&challenge, MAX_LIVE).await?;
+        auth.accounts.put_challenge(&challenge, MAX_LIVE).await?;
         sender.send(phone, &code).await.map_err(Error::Sender)?;
-        let shown = people.config.show_codes.then_some(code);
-        Ok(CodeSent { challenge: id, expires_in: people.config.code_ttl, shown })
+        let shown = auth.config.show_codes.then_some(code);
+        Ok(CodeSent { challenge: id, expires_in: auth.config.code_ttl, shown })
     }
 
     /// Opens a session for who knows the code of this challenge, or else of the newest one that was requested from the same
@@ -115,28 +115,28 @@ impl Engine {
     }
 
     async fn use_code(&self, phone: Phone, code: &str, which: WhichChallenge) -> Result<LoggedIn, Error> {
-        let people = &self.people;
-        let (now, config) = (people.clock.now(), &people.config);
+        let auth = &self.auth;
+        let (now, config) = (auth.clock.now(), &auth.config);
         // The try is counted before anything is compared.
-        let challenge = people.accounts.try_challenge(&phone, which, config.code_tries, now).await?;
+        let challenge = auth.accounts.try_challenge(&phone, which, config.code_tries, now).await?;
         let challenge = challenge.ok_or(Error::Plain(Code::WrongCode))?;
         counter!("stampede_login_tries_total", "digits" => challenge.digits.to_string()).increment(1);
-        if !people.sealer.is_code(&phone, challenge.id, code, &challenge.seal) {
+        if !auth.token_signer.is_code(&phone, challenge.id, code, &challenge.seal) {
             return Err(Error::Plain(Code::WrongCode));
         }
         let nickname = format!("user_{:08x}", rand::rng().random::<u32>());
         let newcomer = User { id: self.next_id(UserId::new)?, phone, nickname };
-        let (id, expires_at) = (SessionId(rand::rng().random()), people.expiry(now, now));
-        let accounts = &people.accounts;
+        let (id, expires_at) = (SessionId(rand::rng().random()), auth.expiry(now, now));
+        let accounts = &auth.accounts;
         let done = accounts.log_in(challenge.id, &newcomer, id, expires_at, config.max_sessions, now).await?;
         let (user, ended) = match done {
-            LogIn::Done { user, ended } => (user, ended),
-            LogIn::Used => return Err(Error::Plain(Code::WrongCode)),
-            LogIn::Disabled => return Err(Error::Plain(Code::AccountDisabled)),
+            LogInOutcome::Done { user, ended } => (user, ended),
+            LogInOutcome::Used => return Err(Error::Plain(Code::WrongCode)),
+            LogInOutcome::Disabled => return Err(Error::Plain(Code::AccountDisabled)),
         };
-        people.budgets.used(&newcomer.phone, challenge.address);
-        people.forget_each(&ended, user.id);
-        people.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
-        Ok(LoggedIn { token: people.sealer.token(id, user.id), user, expires_at })
+        auth.budgets.used(&newcomer.phone, challenge.address);
+        auth.forget_each(&ended, user.id);
+        auth.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
+        Ok(LoggedIn { token: auth.token_signer.token(id, user.id), user, expires_at })
     }
 }

@@ -1,6 +1,6 @@
 //! A buyer's own orders.
 
-use stampede_core::ports::Stepped;
+use stampede_core::ports::TransitionOutcome;
 use stampede_core::{Code, Order, OrderId, UserId};
 
 use crate::engine::Engine;
@@ -21,15 +21,15 @@ impl Engine {
     /// Cancels the user's own unpaid order. The ledger first; the stock is back in the gate once the mark is released.
     pub async fn cancel(&self, id: OrderId, user: UserId) -> Result<Order, Error> {
         match self.stores.ledger.cancel(id, user, self.clock.now()).await? {
-            Stepped::Done(order) => {
+            TransitionOutcome::Done(order) => {
                 self.gate.release(order.sale, user, id, None);
                 // What is owed is settled by the worker, off the request's path; if we die before, the start clears it.
-                self.owed.notify_one();
+                self.pending_releases.notify_one();
                 Ok(order)
             }
-            Stepped::Repeated(order) => Ok(order),
-            Stepped::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
-            Stepped::Illegal(_) => Err(Error::Plain(Code::IllegalStep)),
+            TransitionOutcome::Repeated(order) => Ok(order),
+            TransitionOutcome::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
+            TransitionOutcome::Illegal(_) => Err(Error::Plain(Code::IllegalStep)),
         }
     }
 }

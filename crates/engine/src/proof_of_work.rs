@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use stampede_core::{Code, Phone, Timestamp};
 
 use crate::error::Error;
-use crate::token::Sealer;
+use crate::token::TokenSigner;
 
 /// How long a puzzle may take.
 const EXPIRES_IN: Duration = Duration::from_secs(120);
@@ -57,12 +57,12 @@ impl ProofOfWork {
         Self { bits, solved: Mutex::default() }
     }
 
-    pub(crate) fn puzzle(&self, sealer: &Sealer, now: Timestamp) -> Puzzle {
+    pub(crate) fn puzzle(&self, token_signer: &TokenSigner, now: Timestamp) -> Puzzle {
         let mut bytes = [0; BYTES];
         bytes[..16].copy_from_slice(&rand::rng().random::<[u8; 16]>());
         bytes[16..24].copy_from_slice(&now.plus(EXPIRES_IN).ms().to_be_bytes());
         bytes[24] = self.bits;
-        let seal = sealer.puzzle(&bytes[..SEALED]);
+        let seal = token_signer.puzzle(&bytes[..SEALED]);
         bytes[SEALED..].copy_from_slice(&seal);
         Puzzle { text: URL_SAFE_NO_PAD.encode(bytes), bits: self.bits, expires_in: EXPIRES_IN }
     }
@@ -70,7 +70,7 @@ impl ProofOfWork {
     /// Is it solved, for the first time? Always, if no proof is wanted.
     pub(crate) fn check(
         &self,
-        sealer: &Sealer,
+        token_signer: &TokenSigner,
         phone: &Phone,
         solution: Option<Solution<'_>>,
         now: Timestamp,
@@ -78,7 +78,7 @@ impl ProofOfWork {
         if self.bits == 0 {
             return Ok(());
         }
-        let solved = solution.and_then(|solution| self.opened(sealer, phone, solution, now));
+        let solved = solution.and_then(|solution| self.opened(token_signer, phone, solution, now));
         let (name, expires_ms) = solved.ok_or(Error::Plain(Code::ProofRequired))?;
         let mut solved = self.solved.lock().unwrap_or_else(PoisonError::into_inner);
         if solved.len() >= MAX_SOLVED {
@@ -96,7 +96,7 @@ impl ProofOfWork {
     /// The random part and the expiry of a puzzle of ours that has not expired, if this solves it.
     fn opened(
         &self,
-        sealer: &Sealer,
+        token_signer: &TokenSigner,
         phone: &Phone,
         solution: Solution<'_>,
         now: Timestamp,
@@ -107,7 +107,7 @@ impl ProofOfWork {
         }
         let mut bytes = [0; BYTES];
         let length = URL_SAFE_NO_PAD.decode_slice(puzzle, &mut bytes).ok()?;
-        if length != BYTES || !sealer.is_puzzle(&bytes[..SEALED], &bytes[SEALED..]) {
+        if length != BYTES || !token_signer.is_puzzle(&bytes[..SEALED], &bytes[SEALED..]) {
             return None;
         }
         let name: [u8; 16] = bytes[..16].try_into().ok()?;
@@ -145,15 +145,15 @@ mod tests {
 
     #[test]
     fn a_solved_puzzle_works_once_for_its_phone_and_in_time() {
-        let (sealer, now) = (Sealer::new(&[1; 32], None), Timestamp::from_ms(1_800_000_000_000));
+        let (token_signer, now) = (TokenSigner::new(&[1; 32], None), Timestamp::from_ms(1_800_000_000_000));
         let (mine, other) = (Phone::parse("13800138000").unwrap(), Phone::parse("13800138001").unwrap());
         let work = ProofOfWork::new(10);
         let refused = |phone: &Phone, puzzle: &str, answer: &str, now| {
-            let heard = work.check(&sealer, phone, Some(Solution { puzzle, answer }), now);
+            let heard = work.check(&token_signer, phone, Some(Solution { puzzle, answer }), now);
             assert_eq!(heard.unwrap_err().code(), Code::ProofRequired);
         };
-        assert_eq!(work.check(&sealer, &mine, None, now).unwrap_err().code(), Code::ProofRequired);
-        let puzzle = work.puzzle(&sealer, now);
+        assert_eq!(work.check(&token_signer, &mine, None, now).unwrap_err().code(), Code::ProofRequired);
+        let puzzle = work.puzzle(&token_signer, now);
         assert_eq!(puzzle.text.len(), TEXT_BYTES);
         let answer = solve(&puzzle, &mine);
         let wrong = (0_u64..)
@@ -165,15 +165,15 @@ mod tests {
         if leading_zeros(&Sha256::digest(format!("{}:{}:{answer}", puzzle.text, other.as_str()))) < 10 {
             refused(&other, &puzzle.text, &answer, now);
         }
-        let elsewhere = ProofOfWork::new(10).puzzle(&Sealer::new(&[2; 32], None), now);
+        let elsewhere = ProofOfWork::new(10).puzzle(&TokenSigner::new(&[2; 32], None), now);
         refused(&mine, &elsewhere.text, &solve(&elsewhere, &mine), now);
-        let easy = ProofOfWork::new(1).puzzle(&sealer, now);
+        let easy = ProofOfWork::new(1).puzzle(&token_signer, now);
         refused(&mine, &easy.text, &solve(&easy, &mine), now);
 
         let solution = Some(Solution { puzzle: &puzzle.text, answer: &answer });
-        work.check(&sealer, &mine, solution, now).unwrap();
+        work.check(&token_signer, &mine, solution, now).unwrap();
         refused(&mine, &puzzle.text, &answer, now);
-        ProofOfWork::new(0).check(&sealer, &mine, None, now).unwrap();
+        ProofOfWork::new(0).check(&token_signer, &mine, None, now).unwrap();
     }
 
     #[test]

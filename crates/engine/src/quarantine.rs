@@ -1,6 +1,6 @@
 //! What an operator does with orders that could not be recorded.
 
-use stampede_core::ports::{Discarded, LedgerError, QuarantinedOrder, Recorded};
+use stampede_core::ports::{DiscardOutcome, LedgerError, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Code, OrderId};
 
 use crate::commit::describe;
@@ -18,10 +18,10 @@ impl Engine {
     }
 
     /// Records the order under the sale's present epoch. What the ledger refuses now is rejected, and its mark released.
-    pub async fn retry_quarantined(&self, id: OrderId) -> Result<Recorded, Error> {
+    pub async fn retry_quarantined(&self, id: OrderId) -> Result<RecordOutcome, Error> {
         match self.stores.ledger.retry_quarantined(id).await {
             Ok(Some(recorded)) => {
-                self.owed.notify_one();
+                self.pending_releases.notify_one();
                 Ok(recorded)
             }
             Ok(None) => Err(Error::Plain(Code::NoSuchOrder)),
@@ -33,13 +33,13 @@ impl Engine {
     /// Rejects the order for good. Its mark is released by the worker that does so for all dead orders.
     pub async fn discard_quarantined(&self, id: OrderId) -> Result<(), Error> {
         match self.stores.ledger.discard_quarantined(id).await? {
-            Discarded::Done => {
-                self.owed.notify_one();
+            DiscardOutcome::Done => {
+                self.pending_releases.notify_one();
                 Ok(())
             }
             // It was recorded in the meantime, and lives on.
-            Discarded::HadRow => Err(Error::Plain(Code::IllegalStep)),
-            Discarded::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
+            DiscardOutcome::AlreadyRecorded => Err(Error::Plain(Code::IllegalStep)),
+            DiscardOutcome::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
         }
     }
 }

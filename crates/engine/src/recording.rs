@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use metrics::{Counter, counter};
-use stampede_core::ports::{Admitted, Ledger, LedgerError, QuarantinedOrder, Recorded};
+use stampede_core::ports::{Admitted, Ledger, LedgerError, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Clock, Epoch, OrderId, SaleId};
 use tokio::sync::Notify;
 
@@ -97,7 +97,7 @@ impl Recording {
     }
 
     /// One call of the ledger, repeated through outages.
-    async fn attempt(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>, DataError> {
+    async fn attempt(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>, DataError> {
         let mut pause = FIRST_PAUSE;
         loop {
             let error = match self.call(epoch, batch).await {
@@ -110,11 +110,11 @@ impl Recording {
         }
     }
 
-    async fn call(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>, LedgerError> {
+    async fn call(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>, LedgerError> {
         // A panic below says as little about what happened as a lost connection does.
         let call = AssertUnwindSafe(self.ledger.record(self.sale, epoch, batch)).catch_unwind().await;
         let recorded = call.unwrap_or_else(|_| Err(LedgerError::Unknown("the ledger panicked".into())))?;
-        if recorded.contains(&Recorded::Recorded) {
+        if recorded.contains(&RecordOutcome::Inserted) {
             *self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         }
         Ok(recorded)
@@ -132,7 +132,7 @@ impl Recording {
         epoch: Epoch,
         batch: &'a [Admitted],
         error: DataError,
-    ) -> BoxFuture<'a, Vec<Result<Recorded, DataError>>> {
+    ) -> BoxFuture<'a, Vec<Result<RecordOutcome, DataError>>> {
         let isolating = async move {
             if batch.len() < 2 {
                 return vec![Err(error)];
@@ -155,7 +155,7 @@ impl Recording {
         &self,
         epoch: Epoch,
         batch: &[Admitted],
-        found: Vec<Result<Recorded, DataError>>,
+        found: Vec<Result<RecordOutcome, DataError>>,
         whole_batch: bool,
     ) -> Option<Vec<CommitOutcome>> {
         let mut suspects = self.suspects();
@@ -164,7 +164,7 @@ impl Recording {
         if suspects.len() + new.count() > MAX_SUSPECTS {
             return None;
         }
-        let outcome = |(admitted, found): (&Admitted, Result<Recorded, DataError>)| match found {
+        let outcome = |(admitted, found): (&Admitted, Result<RecordOutcome, DataError>)| match found {
             Ok(recorded) => CommitOutcome::Known(recorded),
             Err(DataError(error)) => {
                 tracing::warn!(sale = %self.sale, order = %admitted.order, error, "an order cannot be recorded; it is tried again");
@@ -194,7 +194,7 @@ impl Recording {
 
     /// Tries every suspect once more, alone. Returns those whose outcome is known now. No other order of the sale may be recorded
     /// meanwhile.
-    pub(crate) async fn try_suspects(&self) -> Vec<(Pending, Recorded)> {
+    pub(crate) async fn try_suspects(&self) -> Vec<(Pending, RecordOutcome)> {
         let suspects: Vec<Suspect> = self.suspects().values().cloned().collect();
         let mut known = Vec::new();
         for suspect in suspects {
@@ -217,7 +217,7 @@ impl Recording {
     }
 
     /// Counts a try that failed. After enough of them the order goes into quarantine, and its outcome is known.
-    async fn count_try(&self, suspect: Suspect, error: String) -> Option<Recorded> {
+    async fn count_try(&self, suspect: Suspect, error: String) -> Option<RecordOutcome> {
         let Suspect { pending: Pending { epoch, admitted }, since, whole_batch, .. } = suspect;
         let tries = suspect.tries + 1;
         if let Some(suspect) = self.suspects().get_mut(&admitted.order) {
@@ -234,7 +234,7 @@ impl Recording {
         match self.ledger.quarantine(&order).await {
             Ok(recorded) => {
                 tracing::error!(sale = %self.sale, order = %admitted.order, error = order.error, tries, "an order cannot be recorded: quarantined");
-                self.quarantined.increment(u64::from(recorded == Recorded::Quarantined));
+                self.quarantined.increment(u64::from(recorded == RecordOutcome::Quarantined));
                 Some(recorded)
             }
             Err(error) => {

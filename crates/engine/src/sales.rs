@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use stampede_core::ports::{Created, Edited, OrderRow, SaleDraft};
+use stampede_core::ports::Snapshot;
+use stampede_core::ports::{CreateOutcome, EditOutcome, OrderRow, SaleDraft};
 use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, shop};
-use stampede_gate::memory::Snapshot;
 
 use crate::audit::Outcome;
 use crate::commit::describe;
@@ -27,11 +27,11 @@ const MAX_LOOK: usize = 1000;
 
 /// The sales there are, in memory: a crowd that looks does not reach the ledger.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct SaleIndex {
     sales: RwLock<BTreeMap<SaleId, Arc<Sale>>>,
 }
 
-impl Shelf {
+impl SaleIndex {
     pub(crate) fn put(&self, sale: Sale) {
         let mut sales = self.sales.write().unwrap_or_else(PoisonError::into_inner);
         let newer = sales.get(&sale.id).is_none_or(|held| held.ver <= sale.ver);
@@ -56,7 +56,7 @@ impl Engine {
     /// The sales that visitors may see, newest first.
     pub fn sales(&self, state: Option<SaleState>, before: Option<SaleId>, limit: usize) -> Vec<SaleView> {
         let now = self.clock.now();
-        let visible = self.shelf.newest(before).into_iter().map(|sale| self.view(sale, now));
+        let visible = self.sale_index.newest(before).into_iter().map(|sale| self.view(sale, now));
         visible.filter(|view| view.state.is_some() && (state.is_none() || view.state == state)).take(limit).collect()
     }
 
@@ -74,14 +74,14 @@ impl Engine {
 
     /// One sale, a draft too.
     pub fn any_sale(&self, id: SaleId) -> Result<SaleView, Error> {
-        let sale = self.shelf.get(id).ok_or(Error::Refused(Refusal::NoSuchSale))?;
+        let sale = self.sale_index.get(id).ok_or(Error::Refused(Refusal::NoSuchSale))?;
         Ok(self.view(sale, self.clock.now()))
     }
 
     /// All sales, drafts too, newest first.
     pub fn all_sales(&self, before: Option<SaleId>, limit: usize) -> Vec<SaleView> {
         let now = self.clock.now();
-        self.shelf.newest(before).into_iter().take(limit).map(|sale| self.view(sale, now)).collect()
+        self.sale_index.newest(before).into_iter().take(limit).map(|sale| self.view(sale, now)).collect()
     }
 
     /// What the gate holds of a sale now, and a digest over its marks.
@@ -114,7 +114,7 @@ impl Engine {
 
     /// A sale that another process has made a moment ago, opened here too. Whoever asks for it, the ledger is asked once.
     pub(crate) async fn made_elsewhere(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
-        let Some(sales) = &self.reads.sales else { return Ok(None) };
+        let Some(sales) = &self.catalogue_cache.sales else { return Ok(None) };
         let (ledger, gate, clock) = (self.stores.ledger.clone(), self.gate.clone(), self.clock.clone());
         let load = async move || {
             let Some(loaded) = ledger.load(id).await? else { return Ok(None) };
@@ -126,7 +126,7 @@ impl Engine {
         };
         let sale = sales.get_or_load(&id, load).await?;
         if let Some(sale) = &sale {
-            self.shelf.put(Sale::clone(sale));
+            self.sale_index.put(Sale::clone(sale));
         }
         Ok(sale)
     }
@@ -137,9 +137,9 @@ impl Engine {
         let (voucher, window) = (new.voucher_id, new.window());
         let draft = SaleDraft { id, voucher, stock: new.stock, window, status: new.status };
         match self.stores.ledger.create_sale(draft, self.clock.now()).await? {
-            Created::Done => {}
-            Created::NoParent => return Err(Error::Plain(Code::NoSuchVoucher)),
-            Created::Exists => return Err(Error::Plain(Code::SaleExists)),
+            CreateOutcome::Created => {}
+            CreateOutcome::ParentMissing => return Err(Error::Plain(Code::NoSuchVoucher)),
+            CreateOutcome::AlreadyExists => return Err(Error::Plain(Code::SaleExists)),
         }
         // It is made: a failure from here on is not "nothing was done".
         let loaded = self.stores.ledger.load(id).await.map_err(|error| {
@@ -151,7 +151,7 @@ impl Engine {
         if !self.is_long_over(&sale) {
             self.gate.open(loaded);
         }
-        self.shelf.put(sale);
+        self.sale_index.put(sale);
         self.any_sale(id)
     }
 
@@ -175,20 +175,20 @@ impl Engine {
     fn apply(
         &self,
         id: SaleId,
-        edited: Edited,
+        edited: EditOutcome,
         reason: impl FnOnce(SaleStatus) -> String,
     ) -> Result<Outcome<SaleView>, Error> {
         let show = |sale: Sale| {
             self.gate.edit(&sale);
-            self.shelf.put(sale);
+            self.sale_index.put(sale);
             self.any_sale(id)
         };
         match edited {
-            Edited::Done { before, after } => Ok(Outcome::edited(show(after.clone())?, &before, &after)),
-            Edited::Repeated(sale) => Ok(Outcome::unchanged(show(sale)?)),
-            Edited::NoSuchSale => Err(Error::Refused(Refusal::NoSuchSale)),
-            Edited::Illegal(status) => Err(Error::Illegal(reason(status))),
-            Edited::RequestIdReused => Err(Error::Plain(Code::RequestIdReused)),
+            EditOutcome::Done { before, after } => Ok(Outcome::edited(show(after.clone())?, &before, &after)),
+            EditOutcome::Repeated(sale) => Ok(Outcome::unchanged(show(sale)?)),
+            EditOutcome::NoSuchSale => Err(Error::Refused(Refusal::NoSuchSale)),
+            EditOutcome::Illegal(status) => Err(Error::Illegal(reason(status))),
+            EditOutcome::RequestIdReused => Err(Error::Plain(Code::RequestIdReused)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use stampede_cache::Stats;
-use stampede_core::ports::{Created, Replaced, ShopFilter, ShopPage};
+use stampede_core::ports::{CreateOutcome, ReplaceOutcome, ShopFilter, ShopPage};
 use stampede_core::{Code, NewShop, NewVoucher, Shop, ShopId, ShopType, Voucher, VoucherId};
 
 use crate::audit::Outcome;
@@ -12,7 +12,7 @@ use crate::error::Error;
 
 impl Engine {
     pub async fn shop_types(&self) -> Result<Arc<Vec<ShopType>>, Error> {
-        self.reads.types().await
+        self.catalogue_cache.types().await
     }
 
     pub async fn shops(&self, filter: &ShopFilter) -> Result<ShopPage, Error> {
@@ -20,12 +20,12 @@ impl Engine {
     }
 
     pub async fn shop(&self, id: ShopId) -> Result<Arc<Shop>, Error> {
-        self.reads.shop(id).await
+        self.catalogue_cache.shop(id).await
     }
 
     /// The shop's vouchers on the shelf.
     pub async fn vouchers_of(&self, shop: ShopId) -> Result<Vec<Voucher>, Error> {
-        Ok(self.reads.vouchers_of(shop).await?.iter().filter(|voucher| voucher.on_shelf).cloned().collect())
+        Ok(self.catalogue_cache.vouchers_of(shop).await?.iter().filter(|voucher| voucher.on_shelf).cloned().collect())
     }
 
     /// The shop's vouchers for an administrator: all of them, as they are now.
@@ -36,7 +36,7 @@ impl Engine {
 
     /// What the caches have done so far, by their names.
     pub fn cache_stats(&self) -> impl IntoIterator<Item = (&str, Stats)> {
-        self.reads.stats()
+        self.catalogue_cache.stats()
     }
 
     pub async fn create_shop(&self, new: NewShop) -> Result<Shop, Error> {
@@ -44,10 +44,10 @@ impl Engine {
         let id = self.next_id(ShopId::new)?;
         let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
         let (catalogue, new) = (self.stores.catalogue.clone(), shop.clone());
-        match self.reads.shops.update(&id, async move { catalogue.create_shop(&new).await }).await? {
-            Created::Done => Ok(shop),
-            Created::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
-            Created::Exists => Err(Error::Plain(Code::Internal)),
+        match self.catalogue_cache.shops.update(&id, async move { catalogue.create_shop(&new).await }).await? {
+            CreateOutcome::Created => Ok(shop),
+            CreateOutcome::ParentMissing => Err(Error::Plain(Code::NoSuchShopType)),
+            CreateOutcome::AlreadyExists => Err(Error::Plain(Code::Internal)),
         }
     }
 
@@ -55,10 +55,10 @@ impl Engine {
         let voucher = new.check(self.next_id(VoucherId::new)?).map_err(Error::Invalid)?;
         let (catalogue, new) = (self.stores.catalogue.clone(), voucher.clone());
         let creating = async move { catalogue.create_voucher(&new).await };
-        match self.reads.vouchers.update(&voucher.shop, creating).await? {
-            Created::Done => Ok(voucher),
-            Created::NoParent => Err(Error::Plain(Code::NoSuchShop)),
-            Created::Exists => Err(Error::Plain(Code::Internal)),
+        match self.catalogue_cache.vouchers.update(&voucher.shop, creating).await? {
+            CreateOutcome::Created => Ok(voucher),
+            CreateOutcome::ParentMissing => Err(Error::Plain(Code::NoSuchShop)),
+            CreateOutcome::AlreadyExists => Err(Error::Plain(Code::Internal)),
         }
     }
 
@@ -66,10 +66,10 @@ impl Engine {
         new.check().map_err(Error::Invalid)?;
         let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
         let (catalogue, new) = (self.stores.catalogue.clone(), shop.clone());
-        match self.reads.shops.update(&id, async move { catalogue.edit_shop(&new).await }).await? {
-            Replaced::Done(before) => Ok(Outcome::edited(shop.clone(), &before, &shop)),
-            Replaced::NoSuch => Err(Error::Plain(Code::NoSuchShop)),
-            Replaced::NoParent => Err(Error::Plain(Code::NoSuchShopType)),
+        match self.catalogue_cache.shops.update(&id, async move { catalogue.edit_shop(&new).await }).await? {
+            ReplaceOutcome::Done(before) => Ok(Outcome::edited(shop.clone(), &before, &shop)),
+            ReplaceOutcome::NotFound => Err(Error::Plain(Code::NoSuchShop)),
+            ReplaceOutcome::ParentMissing => Err(Error::Plain(Code::NoSuchShopType)),
         }
     }
 
@@ -82,7 +82,7 @@ impl Engine {
         }
         let (catalogue, new) = (self.stores.catalogue.clone(), voucher.clone());
         let editing = async move { catalogue.edit_voucher(&new).await };
-        replaced(self.reads.vouchers.update(&voucher.shop, editing).await?, |before| Voucher {
+        replaced(self.catalogue_cache.vouchers.update(&voucher.shop, editing).await?, |before| Voucher {
             on_shelf: before.on_shelf,
             ..voucher
         })
@@ -92,7 +92,10 @@ impl Engine {
     pub async fn shelve(&self, id: VoucherId, on_shelf: bool) -> Result<Outcome<Voucher>, Error> {
         let (catalogue, shop) = (self.stores.catalogue.clone(), self.voucher(id).await?.shop);
         let shelving = async move { catalogue.shelve_voucher(id, on_shelf).await };
-        replaced(self.reads.vouchers.update(&shop, shelving).await?, |before| Voucher { on_shelf, ..before.clone() })
+        replaced(self.catalogue_cache.vouchers.update(&shop, shelving).await?, |before| Voucher {
+            on_shelf,
+            ..before.clone()
+        })
     }
 
     async fn voucher(&self, id: VoucherId) -> Result<Voucher, Error> {
@@ -101,12 +104,15 @@ impl Engine {
 }
 
 /// The voucher that came of replacing another, as the ledger had it in that transaction.
-fn replaced(replaced: Replaced<Voucher>, after: impl FnOnce(&Voucher) -> Voucher) -> Result<Outcome<Voucher>, Error> {
+fn replaced(
+    replaced: ReplaceOutcome<Voucher>,
+    after: impl FnOnce(&Voucher) -> Voucher,
+) -> Result<Outcome<Voucher>, Error> {
     match replaced {
-        Replaced::Done(before) => {
+        ReplaceOutcome::Done(before) => {
             let after = after(&before);
             Ok(Outcome::edited(after.clone(), &before, &after))
         }
-        Replaced::NoSuch | Replaced::NoParent => Err(Error::Plain(Code::NoSuchVoucher)),
+        ReplaceOutcome::NotFound | ReplaceOutcome::ParentMissing => Err(Error::Plain(Code::NoSuchVoucher)),
     }
 }

@@ -8,17 +8,16 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use stampede_core::ids::IdMaker;
-use stampede_core::ports::{Admitted, Ledger, Recorded};
+use stampede_core::ports::{Admitted, Decision, Ledger, RecordOutcome};
 use stampede_core::{
     Admission, Clock, Code, Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, UserId, failpoint,
 };
 use stampede_gate::MemoryGate;
-use stampede_gate::memory::Pass;
 use stampede_lock::Keyed;
 use tokio::sync::Semaphore;
 
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
-use crate::commit::{Commit, CommitOutcome, Pending};
+use crate::commit::{CommitOutcome, Committer, Pending};
 use crate::error::Error;
 use crate::recording::Recording;
 use crate::task::AbortOnDrop;
@@ -34,7 +33,7 @@ pub struct Bought {
 #[derive(Debug, Clone, Copy)]
 pub struct SoloConfig {
     /// How long a buyer waits for a yes or no before hearing that it is not known yet.
-    pub answer_within: Duration,
+    pub answer_timeout: Duration,
     pub max_batch: usize,
     /// How many orders of one sale may wait for the ledger.
     pub queue_per_sale: usize,
@@ -53,20 +52,20 @@ pub struct Solo {
     ids: Arc<dyn IdMaker>,
     guards: Keyed<(UserId, SaleId)>,
     places: Arc<Semaphore>,
-    /// A desk per sale that has sold something; `None` once closed.
-    desks: RwLock<Option<HashMap<SaleId, Desk>>>,
+    /// A committer per sale that has sold something; `None` once closed.
+    committers: RwLock<Option<HashMap<SaleId, SaleCommitter>>>,
 }
 
 /// Where the orders of one sale are settled.
 #[derive(Debug)]
-struct Desk {
-    commit: Arc<Commit>,
+struct SaleCommitter {
+    commit: Arc<Committer>,
     batch: Batcher<Pending, CommitOutcome>,
     /// Tries orders again that could not be recorded.
     retrying: AbortOnDrop,
 }
 
-impl Desk {
+impl SaleCommitter {
     /// Returns when everything that was admitted is settled, as far as that can be.
     async fn close(self) {
         let Self { commit, batch, retrying } = self;
@@ -92,12 +91,12 @@ impl Solo {
         ids: Arc<dyn IdMaker>,
     ) -> Self {
         let places = Arc::new(Semaphore::new(config.queue_total));
-        let desks = RwLock::new(Some(HashMap::new()));
-        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, desks }
+        let committers = RwLock::new(Some(HashMap::new()));
+        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, committers }
     }
 
-    pub(crate) const fn answer_within(&self) -> Duration {
-        self.config.answer_within
+    pub(crate) const fn answer_timeout(&self) -> Duration {
+        self.config.answer_timeout
     }
 
     /// One for this user, or the one he has.
@@ -112,7 +111,7 @@ impl Solo {
             }
             Err(Error::OutcomeUnknown)
         };
-        let bought = tokio::time::timeout(self.config.answer_within, deciding).await;
+        let bought = tokio::time::timeout(self.config.answer_timeout, deciding).await;
         let bought = bought.unwrap_or(Err(Error::OutcomeUnknown))?;
         failpoint::hit("buy.answer");
         Ok(bought)
@@ -132,12 +131,12 @@ impl Solo {
                     self.gate.release(sale, user, order, None);
                 })?;
                 let outcome = if failpoint::planted("answer-early") {
-                    CommitOutcome::Known(Recorded::Recorded)
+                    CommitOutcome::Known(RecordOutcome::Inserted)
                 } else {
                     ticket.await.map_err(|_| Error::OutcomeUnknown)?
                 };
-                if outcome == CommitOutcome::Known(Recorded::Recorded) {
-                    let Pass { price, at, .. } = pass;
+                if outcome == CommitOutcome::Known(RecordOutcome::Inserted) {
+                    let Decision { price, at, .. } = pass;
                     let status = OrderStatus::Unpaid;
                     let order = Order { id: order, sale, user, status, price, created_at: at, updated_at: at };
                     return Ok(Tried::Bought(Bought { order, already: false }));
@@ -149,7 +148,7 @@ impl Solo {
     }
 
     /// The answer for somebody who has a mark. A mark alone is no promise: only a row is.
-    async fn answer_held(&self, sale: SaleId, user: UserId, held: OrderId, pass: Pass) -> Result<Tried, Error> {
+    async fn answer_held(&self, sale: SaleId, user: UserId, held: OrderId, pass: Decision) -> Result<Tried, Error> {
         match self.ledger.order(held).await? {
             Some(order) if order.status.is_live() => Ok(Tried::Bought(Bought { order, already: true })),
             Some(_dead) => {
@@ -173,14 +172,14 @@ impl Solo {
         };
         match recorded {
             // Recorded by an earlier call that was not answered, or by a try that rolled it forward: the row tells.
-            Recorded::Recorded | Recorded::Already => self.look_up(id, user, already).await,
-            Recorded::Refused { reason: RejectReason::AlreadyHas, keep: Some(keep) } => {
-                self.look_up(keep, user, true).await
+            RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded => self.look_up(id, user, already).await,
+            RecordOutcome::Rejected { reason: RejectReason::AlreadyHas, existing: Some(existing) } => {
+                self.look_up(existing, user, true).await
             }
-            Recorded::Refused { reason: RejectReason::SoldOut, .. } => Err(Error::Refused(Refusal::SoldOut)),
-            Recorded::Refused { .. } => Err(Error::Busy),
-            Recorded::Dead | Recorded::IdCollision => Ok(Tried::Again),
-            Recorded::Quarantined => Err(Error::OutcomeUnknown),
+            RecordOutcome::Rejected { reason: RejectReason::SoldOut, .. } => Err(Error::Refused(Refusal::SoldOut)),
+            RecordOutcome::Rejected { .. } => Err(Error::Busy),
+            RecordOutcome::Dead | RecordOutcome::IdCollision => Ok(Tried::Again),
+            RecordOutcome::Quarantined => Err(Error::OutcomeUnknown),
         }
     }
 
@@ -193,48 +192,58 @@ impl Solo {
     }
 
     /// Hands an admitted order to the sale's batch.
-    fn submit(&self, sale: SaleId, user: UserId, order: OrderId, pass: Pass) -> Result<Ticket<CommitOutcome>, Error> {
+    fn submit(
+        &self,
+        sale: SaleId,
+        user: UserId,
+        order: OrderId,
+        pass: Decision,
+    ) -> Result<Ticket<CommitOutcome>, Error> {
         let admitted = Admitted { order, user, seq: pass.seq, at: pass.at };
         let pending = Pending { epoch: pass.epoch, admitted };
-        self.at_desk(sale, |desk| desk.batch.submit(pending))?.map_err(Error::from)
+        self.with_committer(sale, |committer| committer.batch.submit(pending))?.map_err(Error::from)
     }
 
-    /// Does something at the sale's desk, which is set up if need be. Busy once closed.
-    fn at_desk<T>(&self, sale: SaleId, act: impl FnOnce(&Desk) -> T) -> Result<T, Error> {
-        if let Some(desks) = &*self.desks.read().unwrap_or_else(PoisonError::into_inner)
-            && let Some(desk) = desks.get(&sale)
+    /// Does something at the sale's committer, which is set up if need be. Busy once closed.
+    fn with_committer<T>(&self, sale: SaleId, act: impl FnOnce(&SaleCommitter) -> T) -> Result<T, Error> {
+        if let Some(committers) = &*self.committers.read().unwrap_or_else(PoisonError::into_inner)
+            && let Some(committer) = committers.get(&sale)
         {
-            return Ok(act(desk));
+            return Ok(act(committer));
         }
-        let mut desks = self.desks.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(desks) = &mut *desks else { return Err(Error::Busy) };
-        let desk = desks.entry(sale).or_insert_with(|| {
+        let mut committers = self.committers.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(committers) = &mut *committers else { return Err(Error::Busy) };
+        let committer = committers.entry(sale).or_insert_with(|| {
             let after = self.config.quarantine_after;
             let recording = Recording::new(sale, self.ledger.clone(), self.clock.clone(), after);
-            let commit = Arc::new(Commit::new(sale, self.ledger.clone(), self.gate.clone(), recording));
+            let commit = Arc::new(Committer::new(sale, self.ledger.clone(), self.gate.clone(), recording));
             let retrying = commit.clone();
             let retrying = AbortOnDrop::spawn(async move { retrying.retry_suspects().await });
             let SoloConfig { max_batch, queue_per_sale: queue, .. } = self.config;
             let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Keep };
             let batch = Batcher::new(commit.clone(), options, self.places.clone());
-            Desk { commit, batch, retrying }
+            SaleCommitter { commit, batch, retrying }
         });
-        Ok(act(desk))
+        Ok(act(committer))
     }
 
-    /// Reads the sale anew from the ledger.
+    /// CatalogueCache the sale anew from the ledger.
     pub async fn refresh(&self, sale: SaleId) {
         // Closed: nothing is sold any more, so nothing needs to be right.
-        let Ok(commit) = self.at_desk(sale, |desk| desk.commit.clone()) else { return };
+        let Ok(commit) = self.with_committer(sale, |committer| committer.commit.clone()) else { return };
         commit.refresh().await;
     }
 
-    /// Puts the desk of a sale away that is long over.
+    /// Puts the committer of a sale away that is long over.
     pub async fn retire(&self, sale: SaleId) {
-        let desk =
-            self.desks.write().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|desks| desks.remove(&sale));
-        if let Some(desk) = desk {
-            desk.close().await;
+        let committer = self
+            .committers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_mut()
+            .and_then(|committers| committers.remove(&sale));
+        if let Some(committer) = committer {
+            committer.close().await;
         }
     }
 
@@ -245,9 +254,9 @@ impl Solo {
 
     /// Takes no more orders, and returns when everything that was admitted is settled.
     pub async fn close(&self) {
-        let desks = self.desks.write().unwrap_or_else(PoisonError::into_inner).take();
-        for desk in desks.into_iter().flat_map(HashMap::into_values) {
-            desk.close().await;
+        let committers = self.committers.write().unwrap_or_else(PoisonError::into_inner).take();
+        for committer in committers.into_iter().flat_map(HashMap::into_values) {
+            committer.close().await;
         }
     }
 }

@@ -29,7 +29,7 @@ impl std::fmt::Debug for SessionKeys {
 
 /// Seals tokens, login codes and puzzles. Seals with one key; takes what one of two has sealed.
 #[derive(Clone)]
-pub(crate) struct Sealer {
+pub(crate) struct TokenSigner {
     current: Hmac<Sha256>,
     previous: Option<Hmac<Sha256>>,
 }
@@ -50,7 +50,7 @@ fn mac(key: &Hmac<Sha256>, purpose: u8, parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-impl Sealer {
+impl TokenSigner {
     pub(crate) fn new(current: &[u8; 32], previous: Option<&[u8; 32]>) -> Self {
         Self { current: keyed(current), previous: previous.map(keyed) }
     }
@@ -112,9 +112,9 @@ impl Sealer {
     }
 }
 
-impl std::fmt::Debug for Sealer {
+impl std::fmt::Debug for TokenSigner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Sealer(…)")
+        f.write_str("TokenSigner(…)")
     }
 }
 
@@ -125,16 +125,16 @@ mod tests {
 
     #[test]
     fn a_token_opens_and_no_other_text_does() {
-        let sealer = Sealer::new(&[1; 32], None);
+        let token_signer = TokenSigner::new(&[1; 32], None);
         let (session, user) = (SessionId([7; 16]), UserId::new(42).unwrap());
-        let token = sealer.token(session, user);
+        let token = token_signer.token(session, user);
         assert_eq!(token.len(), TEXT_BYTES);
-        assert_eq!(sealer.open(&token), Some((session, user)));
-        assert_eq!(Sealer::new(&[2; 32], None).open(&token), None, "another key");
+        assert_eq!(token_signer.open(&token), Some((session, user)));
+        assert_eq!(TokenSigner::new(&[2; 32], None).open(&token), None, "another key");
         for place in 0..token.len() {
             let mut changed = token.clone().into_bytes();
             changed[place] = if changed[place] == b'A' { b'B' } else { b'A' };
-            assert_eq!(sealer.open(std::str::from_utf8(&changed).unwrap()), None, "changed at {place}");
+            assert_eq!(token_signer.open(std::str::from_utf8(&changed).unwrap()), None, "changed at {place}");
         }
     }
 
@@ -142,8 +142,8 @@ mod tests {
     fn what_the_previous_key_sealed_is_taken_until_that_key_goes() {
         let (session, user) = (SessionId([7; 16]), UserId::new(42).unwrap());
         let (phone, challenge) = (Phone::parse("13800138000").unwrap(), ChallengeId([3; 16]));
-        let (old, both) = (Sealer::new(&[1; 32], None), Sealer::new(&[2; 32], Some(&[1; 32])));
-        let new = Sealer::new(&[2; 32], None);
+        let (old, both) = (TokenSigner::new(&[1; 32], None), TokenSigner::new(&[2; 32], Some(&[1; 32])));
+        let new = TokenSigner::new(&[2; 32], None);
         let (before, after) = (old.token(session, user), both.token(session, user));
         assert_ne!(before, after, "new tokens are sealed with the new key");
         assert_eq!(both.open(&before), Some((session, user)));
@@ -161,9 +161,9 @@ mod tests {
     proptest! {
         #[test]
         fn junk_never_opens(junk in ".{0,80}", bytes in proptest::collection::vec(any::<u8>(), 40)) {
-            let sealer = Sealer::new(&[1; 32], None);
-            prop_assert_eq!(sealer.open(&junk), None);
-            prop_assert_eq!(sealer.open(&URL_SAFE_NO_PAD.encode(bytes)), None);
+            let token_signer = TokenSigner::new(&[1; 32], None);
+            prop_assert_eq!(token_signer.open(&junk), None);
+            prop_assert_eq!(token_signer.open(&URL_SAFE_NO_PAD.encode(bytes)), None);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use stampede_core::admission::mark_digest;
 use stampede_core::failpoint;
-use stampede_core::ports::Loaded;
+use stampede_core::ports::{Decision, LoadedSale, Snapshot};
 use stampede_core::sale::closed;
 use stampede_core::{Admission, Epoch, Money, OrderId, Refusal, Sale, SaleId, SaleStatus, Timestamp, UserId, Window};
 
@@ -39,35 +39,6 @@ struct Mark {
     order: OrderId,
     /// The ledger has it. A mark that is not settled belongs to an order on its way.
     settled: bool,
-}
-
-/// What came with an admission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pass {
-    pub admission: Admission,
-    pub epoch: Epoch,
-    pub seq: i64,
-    pub price: Money,
-    /// The gate's time of the decision.
-    pub at: Timestamp,
-}
-
-/// What the gate shows of a sale.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Snapshot {
-    pub ver: i64,
-    pub status: SaleStatus,
-    pub window: Window,
-    pub cap: u32,
-    pub marks: u32,
-    /// Marks whose orders the ledger has.
-    pub settled: u32,
-}
-
-impl Snapshot {
-    pub const fn remaining(&self) -> u32 {
-        self.cap.saturating_sub(self.marks)
-    }
 }
 
 /// The gates of all sales.
@@ -135,25 +106,31 @@ impl MemoryGate {
     }
 
     /// One for `user`, under the id `order`? `None` if there is no such sale.
-    pub fn admit(&self, sale: SaleId, user: UserId, order: OrderId, now: Timestamp) -> Option<Pass> {
+    pub fn admit(&self, sale: SaleId, user: UserId, order: OrderId, now: Timestamp) -> Option<Decision> {
         self.with(sale, |state| {
             let admission = state.admit(user, order, now);
-            Pass { admission, epoch: state.epoch, seq: state.seq, price: state.price, at: state.high_water.max(now) }
+            Decision {
+                admission,
+                epoch: state.epoch,
+                seq: state.seq,
+                price: state.price,
+                at: state.high_water.max(now),
+            }
         })
     }
 
-    /// Takes the user's mark away if it is still this order's, or sets it to `keep`, the live order the ledger found.
-    pub fn release(&self, sale: SaleId, user: UserId, order: OrderId, keep: Option<OrderId>) -> bool {
+    /// Takes the user's mark away if it is still this order's, or sets it to `existing`, the live order the ledger found.
+    pub fn release(&self, sale: SaleId, user: UserId, order: OrderId, existing: Option<OrderId>) -> bool {
         let released = self.with(sale, |state| {
             let Entry::Occupied(mut mark) = state.marks.entry(user) else { return false };
             if mark.get().order != order {
                 return false;
             }
-            let was = match keep {
+            let was = match existing {
                 Some(order) => mark.insert(Mark { order, settled: true }),
                 None => mark.remove(),
             };
-            state.settled = state.settled + u32::from(keep.is_some()) - u32::from(was.settled);
+            state.settled = state.settled + u32::from(existing.is_some()) - u32::from(was.settled);
             state.generation += 1;
             true
         });
@@ -186,8 +163,8 @@ impl MemoryGate {
     }
 
     /// Puts the sale in place as the ledger knows it, unless it is there already: what is there is newer.
-    pub fn open(&self, loaded: Loaded) {
-        let Loaded { sale, marks } = loaded;
+    pub fn open(&self, loaded: LoadedSale) {
+        let LoadedSale { sale, marks } = loaded;
         let marks: HashMap<_, _> =
             marks.into_iter().map(|(user, order)| (user, Mark { order, settled: true })).collect();
         let state = State {
@@ -215,8 +192,8 @@ impl MemoryGate {
     /// Takes over what the ledger knows of the sale, but for the marks of orders on their way. `false` if a mark was
     /// released since `generation`: what was read may then hold an order that is dead. No order of this sale may be
     /// recorded by this process between the read and this call.
-    pub fn reload(&self, loaded: Loaded, generation: u64) -> bool {
-        let Loaded { sale, marks } = loaded;
+    pub fn reload(&self, loaded: LoadedSale, generation: u64) -> bool {
+        let LoadedSale { sale, marks } = loaded;
         let reloaded = self.with(sale.id, |state| {
             if state.generation != generation {
                 return false;

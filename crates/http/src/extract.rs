@@ -23,7 +23,7 @@ use crate::security_log::AdminRefusal;
 /// No body that we take is longer.
 const MAX_BODY: usize = 16 * 1024;
 /// No body may take longer to arrive.
-const BODY_WITHIN: Duration = Duration::from_secs(5);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A JSON body.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -37,7 +37,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
             return Err(Problem::new(Code::UnsupportedMediaType));
         }
         let reading = Limited::new(request.into_body(), MAX_BODY).collect();
-        let body = match tokio::time::timeout(BODY_WITHIN, reading).await {
+        let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(Problem::new(Code::PayloadTooLarge)),
             Ok(Err(_)) => return Err(Problem::new(Code::InvalidRequest).detail("the body could not be read")),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use stampede_core::ports::{QuarantinedOrder, Recorded};
+use stampede_core::ports::{QuarantinedOrder, RecordOutcome};
 use stampede_core::{Code, OrderId, SaleId, Timestamp, UserId};
 use stampede_engine::{Action, Change, Outcome};
 use utoipa::{IntoParams, ToSchema};
@@ -98,7 +98,7 @@ pub(crate) struct QuarantineOutcomeResponse {
 }
 
 /// Records a quarantined order after its cause is removed. What the sale has no room for by now is rejected.
-#[utoipa::path(post, path = "/admin/v1/quarantine/{id}/retry", tag = "admin", responses((status = 200, description = "Recorded or rejected", body = QuarantineOutcomeResponse), (status = 409, description = "`not_recordable`: the database still rejects it; it stays in quarantine")))]
+#[utoipa::path(post, path = "/admin/v1/quarantine/{id}/retry", tag = "admin", responses((status = 200, description = "RecordOutcome or rejected", body = QuarantineOutcomeResponse), (status = 409, description = "`not_recordable`: the database still rejects it; it stays in quarantine")))]
 pub(crate) async fn retry(
     State(app): State<Arc<App>>,
     operator: Operator,
@@ -106,15 +106,19 @@ pub(crate) async fn retry(
 ) -> Result<Answer<QuarantineOutcomeResponse>, Problem> {
     let work = move |app: Arc<App>| async move {
         let recorded = app.engine.retry_quarantined(id).await?;
-        let to = if matches!(recorded, Recorded::Recorded | Recorded::Already) { "recorded" } else { "rejected" };
+        let to = if matches!(recorded, RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded) {
+            "recorded"
+        } else {
+            "rejected"
+        };
         Ok(Outcome::done(recorded, vec![Change::new("order", "quarantined", to)]))
     };
     let recorded = audited(app, operator, Action::new("retry_quarantined", format!("order {id}")), work).await?;
     let (outcome, reason) = match recorded {
-        Recorded::Recorded | Recorded::Already => ("recorded", None),
-        Recorded::Refused { reason, .. } => ("rejected", Some(reason.as_str())),
-        Recorded::Dead => ("rejected", None),
-        Recorded::IdCollision | Recorded::Quarantined => return Err(Problem::new(Code::NotRecordable)),
+        RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded => ("recorded", None),
+        RecordOutcome::Rejected { reason, .. } => ("rejected", Some(reason.as_str())),
+        RecordOutcome::Dead => ("rejected", None),
+        RecordOutcome::IdCollision | RecordOutcome::Quarantined => return Err(Problem::new(Code::NotRecordable)),
     };
     Ok(Answer(QuarantineOutcomeResponse { id, outcome, reason }))
 }

@@ -54,11 +54,11 @@ pub struct ServerConfig {
     /// Of them, from one address that is not a trusted proxy.
     pub max_connections_per_address: usize,
     /// A request's head must arrive within this time; an idle connection is closed after it.
-    pub head_within: Duration,
+    pub head_timeout: Duration,
     /// A request must be answered within this time. Of who wants to buy it must be known by then who it is; the rest has a time of its own.
-    pub answer_within: Duration,
+    pub answer_timeout: Duration,
     /// How long requests under way may go on after shutdown has begun.
-    pub drain_within: Duration,
+    pub drain_timeout: Duration,
 }
 
 impl fmt::Debug for ServerConfig {
@@ -76,11 +76,11 @@ const MAX_LOGGED_PATH: usize = 128;
 /// An answer that is not a page loads nothing and is shown in no frame.
 const NO_CONTENT_ALLOWED: HeaderValue = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
 /// How long an answer may wait for a peer that does not read.
-const WRITE_WITHIN: Duration = Duration::from_secs(15);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How many connections may be told at once that they are too many; more are closed without a word.
 pub const MAX_REFUSALS: usize = 128;
-const REFUSE_WITHIN: Duration = Duration::from_secs(1);
+const REFUSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is logged that no connection can be accepted.
 const ACCEPT_ERROR_EVERY: Duration = Duration::from_secs(10);
 
@@ -103,7 +103,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) {
     let router = app.clone().routes(surface);
-    let drain_within = config.drain_within;
+    let drain_timeout = config.drain_timeout;
     let connections = Connections::new(config.max_connections, config.max_connections_per_address);
     let mut accept_errors = Throttle::new(ACCEPT_ERROR_EVERY);
     let edge = Edge { app: app.clone(), router, sells: surface != Surface::Admin, config: Arc::new(config) };
@@ -137,7 +137,7 @@ pub async fn serve(
     }
     drop(listener);
     app.drain();
-    if timeout(drain_within, graceful.shutdown()).await.is_err() {
+    if timeout(drain_timeout, graceful.shutdown()).await.is_err() {
         tracing::warn!("some connections did not finish in time and were cut");
     }
 }
@@ -157,7 +157,7 @@ fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>, tls: bool) {
     };
     tokio::spawn(async move {
         // Whether it was heard or not, the connection is over.
-        let _ = timeout(REFUSE_WITHIN, telling).await;
+        let _ = timeout(REFUSE_TIMEOUT, telling).await;
         drop(place);
     });
 }
@@ -172,7 +172,7 @@ fn serve_connection(stream: TcpStream, peer: SocketAddr, edge: Edge, graceful: &
     tokio::spawn(place.until_evicted(async move {
         match &edge.config.tls {
             None => speak_http(stream, peer, edge, connection, watcher).await,
-            Some(tls) => match timeout(edge.config.head_within, tls.accept(stream)).await {
+            Some(tls) => match timeout(edge.config.head_timeout, tls.accept(stream)).await {
                 Ok(Ok(stream)) => speak_http(stream, peer, edge, connection, watcher).await,
                 Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS"),
                 Err(_) => tracing::debug!("a connection took too long to speak TLS"),
@@ -185,12 +185,12 @@ async fn speak_http<S>(stream: S, peer: SocketAddr, edge: Edge, place: Arc<Conne
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let head_within = edge.config.head_within;
-    let stream = Patient::new(stream, WRITE_WITHIN, place.clone());
+    let head_timeout = edge.config.head_timeout;
+    let stream = Patient::new(stream, WRITE_TIMEOUT, place.clone());
     let service = service_fn(move |request| answer(edge.clone(), request, peer, place.begin()));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head_within)
+        .header_read_timeout(head_timeout)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
@@ -242,7 +242,7 @@ impl Edge {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(client));
         request.extensions_mut().insert(RequestId(id.into()));
-        match timeout(self.config.answer_within, self.router.call(request)).await {
+        match timeout(self.config.answer_timeout, self.router.call(request)).await {
             Ok(Ok(response)) => response,
             Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
         }
@@ -252,7 +252,7 @@ impl Edge {
     async fn sell(&self, request: Request<Incoming>, client: IpAddr, sale: SaleId, id: &str) -> Response {
         let started = Instant::now();
         let known = match BuyerAddress::check(&self.app, client) {
-            Ok(_) => timeout(self.config.answer_within, Buyer::of(request.headers(), &self.app)).await,
+            Ok(_) => timeout(self.config.answer_timeout, Buyer::of(request.headers(), &self.app)).await,
             Err(limited) => Ok(Err(limited)),
         };
         // What was read of the connection is free again before the wait for the ledger.

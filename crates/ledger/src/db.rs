@@ -15,14 +15,14 @@ use sqlx::{
 use stampede_core::ports::{LedgerError, Result};
 
 use crate::errors::{self, failed};
-use crate::sqlite::{Recorder, Turn, Writer};
+use crate::sqlite::{Recorder, Writer, WriterGuard};
 
 /// How long a connection or a lock is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long one statement may take, its waiting for locks included.
-pub(crate) const STATEMENT_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection that is given back may take to show that it is well.
-const RELEASE_WITHIN: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What differs in the text of statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub(crate) enum Tx {
 
 /// SQLite writes through a connection of its own, and reads through a pool.
 pub(crate) enum SqliteTx {
-    Write(Turn),
+    Write(WriterGuard),
     Read(Transaction<'static, Sqlite>),
 }
 
@@ -190,7 +190,7 @@ macro_rules! bound {
 }
 
 /// `?, ?` as PostgreSQL writes it: `$1, $2`. No statement of ours has a question mark in a text.
-fn dollars(sql: &str) -> String {
+fn to_pg_placeholders(sql: &str) -> String {
     let mut numbered = String::with_capacity(sql.len() + 16);
     for (n, part) in sql.split('?').enumerate() {
         if n > 0 {
@@ -201,8 +201,8 @@ fn dollars(sql: &str) -> String {
     numbered
 }
 
-pub(crate) async fn within<T>(call: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-    match tokio::time::timeout(STATEMENT_WITHIN, call).await {
+pub(crate) async fn with_timeout<T>(call: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+    match tokio::time::timeout(STATEMENT_TIMEOUT, call).await {
         Ok(done) => done,
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
@@ -221,8 +221,8 @@ impl Pool {
     pub(crate) async fn begin(&self) -> Result<Tx> {
         let begun = match self {
             Self::Sqlite { writer, .. } => begin_immediate(writer).await.map(Tx::Sqlite),
-            Self::MySql { writer, .. } => within(writer.begin()).await.map(Tx::MySql),
-            Self::Postgres { writer, .. } => within(writer.begin()).await.map(Tx::Postgres),
+            Self::MySql { writer, .. } => with_timeout(writer.begin()).await.map(Tx::MySql),
+            Self::Postgres { writer, .. } => with_timeout(writer.begin()).await.map(Tx::Postgres),
         };
         begun.map_err(errors::not_begun)
     }
@@ -230,7 +230,9 @@ impl Pool {
     /// A transaction that reads one moment.
     pub(crate) async fn snapshot(&self) -> Result<Tx> {
         let begun = match self {
-            Self::Sqlite { readers, .. } => within(readers.begin()).await.map(|tx| Tx::Sqlite(SqliteTx::Read(tx))),
+            Self::Sqlite { readers, .. } => {
+                with_timeout(readers.begin()).await.map(|tx| Tx::Sqlite(SqliteTx::Read(tx)))
+            }
             Self::MySql { readers, .. } => {
                 // The level is set for the connection's next transaction alone.
                 let begin = async {
@@ -238,10 +240,12 @@ impl Pool {
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
                     Transaction::begin(connection, None).await
                 };
-                within(begin).await.map(Tx::MySql)
+                with_timeout(begin).await.map(Tx::MySql)
             }
             Self::Postgres { readers, .. } => {
-                within(readers.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")).await.map(Tx::Postgres)
+                with_timeout(readers.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+                    .await
+                    .map(Tx::Postgres)
             }
         };
         begun.map_err(errors::not_begun)
@@ -252,27 +256,30 @@ impl Pool {
         let done = match self {
             Self::Sqlite { writer, .. } => match writer.take().await {
                 Ok(mut turn) => {
-                    let done = within(async { bound!(sql.to_owned(), args).execute(turn.connection()?).await }).await;
+                    let done =
+                        with_timeout(async { bound!(sql.to_owned(), args).execute(turn.connection()?).await }).await;
                     done.map(|_| turn.done())
                 }
                 Err(error) => Err(error),
             },
-            Self::MySql { writer, .. } => within(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
-            Self::Postgres { writer, .. } => within(bound!(dollars(sql), args).execute(writer)).await.map(|_| ()),
+            Self::MySql { writer, .. } => with_timeout(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
+            Self::Postgres { writer, .. } => {
+                with_timeout(bound!(to_pg_placeholders(sql), args).execute(writer)).await.map(|_| ())
+            }
         };
-        done.map_err(errors::perhaps)
+        done.map_err(errors::classify_autocommit)
     }
 
     pub(crate) async fn rows(&self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
         let rows = match self {
             Self::Sqlite { readers, .. } => {
-                within(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::Sqlite))
+                with_timeout(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::Sqlite))
             }
             Self::MySql { readers, .. } => {
-                within(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::MySql))
+                with_timeout(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::MySql))
             }
             Self::Postgres { readers, .. } => {
-                within(bound!(dollars(sql), args).fetch_all(readers)).await.map(many(Row::Postgres))
+                with_timeout(bound!(to_pg_placeholders(sql), args).fetch_all(readers)).await.map(many(Row::Postgres))
             }
         };
         rows.map_err(failed)
@@ -306,7 +313,7 @@ impl Pool {
 
 async fn begin_immediate(writer: &Writer) -> sqlx::Result<SqliteTx> {
     let mut turn = writer.take().await?;
-    within(async { turn.connection()?.execute("BEGIN IMMEDIATE").await }).await?;
+    with_timeout(async { turn.connection()?.execute("BEGIN IMMEDIATE").await }).await?;
     Ok(SqliteTx::Write(turn))
 }
 
@@ -318,15 +325,15 @@ impl Tx {
     /// How many rows it touched.
     pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
         let done = match self {
-            Self::Sqlite(tx) => within(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await })
+            Self::Sqlite(tx) => with_timeout(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await })
                 .await
                 .map(|done| done.rows_affected()),
             Self::MySql(tx) => {
-                within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
+                with_timeout(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
             }
-            Self::Postgres(tx) => {
-                within(bound!(dollars(sql), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
-            }
+            Self::Postgres(tx) => with_timeout(bound!(to_pg_placeholders(sql), args).execute(&mut **tx))
+                .await
+                .map(|done| done.rows_affected()),
         };
         done.map_err(failed)
     }
@@ -335,10 +342,12 @@ impl Tx {
     pub(crate) async fn insert_new(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<bool> {
         let done = match self {
             Self::Sqlite(tx) => {
-                within(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await }).await.map(|_| ())
+                with_timeout(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await }).await.map(|_| ())
             }
-            Self::MySql(tx) => within(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
-            Self::Postgres(tx) => within(bound!(dollars(sql), args).execute(&mut **tx)).await.map(|_| ()),
+            Self::MySql(tx) => with_timeout(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
+            Self::Postgres(tx) => {
+                with_timeout(bound!(to_pg_placeholders(sql), args).execute(&mut **tx)).await.map(|_| ())
+            }
         };
         match done {
             Ok(()) => Ok(true),
@@ -349,12 +358,14 @@ impl Tx {
 
     pub(crate) async fn rows(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
         let rows = match self {
-            Self::Sqlite(tx) => within(async { bound!(sql.to_owned(), args).fetch_all(tx.connection()?).await })
+            Self::Sqlite(tx) => with_timeout(async { bound!(sql.to_owned(), args).fetch_all(tx.connection()?).await })
                 .await
                 .map(many(Row::Sqlite)),
-            Self::MySql(tx) => within(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::MySql)),
+            Self::MySql(tx) => {
+                with_timeout(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::MySql))
+            }
             Self::Postgres(tx) => {
-                within(bound!(dollars(sql), args).fetch_all(&mut **tx)).await.map(many(Row::Postgres))
+                with_timeout(bound!(to_pg_placeholders(sql), args).fetch_all(&mut **tx)).await.map(many(Row::Postgres))
             }
         };
         rows.map_err(failed)
@@ -370,10 +381,10 @@ impl Tx {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let done = match self {
             Self::Sqlite(tx) => {
-                within(async { sql.execute(tx.connection()?).await }).await.map(|done| done.rows_affected())
+                with_timeout(async { sql.execute(tx.connection()?).await }).await.map(|done| done.rows_affected())
             }
-            Self::MySql(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
-            Self::Postgres(tx) => within(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            Self::MySql(tx) => with_timeout(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            Self::Postgres(tx) => with_timeout(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
         };
         done.map_err(failed)
     }
@@ -382,9 +393,11 @@ impl Tx {
     pub(crate) async fn rows_text(&mut self, sql: String) -> Result<Vec<Row>> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let rows = match self {
-            Self::Sqlite(tx) => within(async { sql.fetch_all(tx.connection()?).await }).await.map(many(Row::Sqlite)),
-            Self::MySql(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::MySql)),
-            Self::Postgres(tx) => within(sql.fetch_all(&mut **tx)).await.map(many(Row::Postgres)),
+            Self::Sqlite(tx) => {
+                with_timeout(async { sql.fetch_all(tx.connection()?).await }).await.map(many(Row::Sqlite))
+            }
+            Self::MySql(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(many(Row::MySql)),
+            Self::Postgres(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(many(Row::Postgres)),
         };
         rows.map_err(failed)
     }
@@ -394,7 +407,7 @@ impl Tx {
         macro_rules! read {
             ($connection:expr, $sql:expr) => {{
                 let mut rows = bound!($sql, args).fetch($connection);
-                while let Some(row) = within(rows.try_next()).await.map_err(failed)? {
+                while let Some(row) = with_timeout(rows.try_next()).await.map_err(failed)? {
                     into.push((row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?));
                 }
             }};
@@ -402,7 +415,7 @@ impl Tx {
         match self {
             Self::Sqlite(tx) => read!(tx.connection().map_err(failed)?, sql.to_owned()),
             Self::MySql(tx) => read!(&mut **tx, sql.to_owned()),
-            Self::Postgres(tx) => read!(&mut **tx, dollars(sql)),
+            Self::Postgres(tx) => read!(&mut **tx, to_pg_placeholders(sql)),
         }
         Ok(())
     }
@@ -410,9 +423,9 @@ impl Tx {
     pub(crate) async fn commit(self) -> Result<()> {
         let done = match self {
             Self::Sqlite(SqliteTx::Write(turn)) => turn.end("COMMIT").await,
-            Self::Sqlite(SqliteTx::Read(tx)) => within(tx.commit()).await,
-            Self::MySql(tx) => within(tx.commit()).await,
-            Self::Postgres(tx) => within(tx.commit()).await,
+            Self::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.commit()).await,
+            Self::MySql(tx) => with_timeout(tx.commit()).await,
+            Self::Postgres(tx) => with_timeout(tx.commit()).await,
         };
         done.map_err(|error| LedgerError::Unknown(error.into()))
     }
@@ -421,9 +434,9 @@ impl Tx {
     pub(crate) async fn roll_back(self) -> Result<()> {
         let done = match self {
             Self::Sqlite(SqliteTx::Write(turn)) => turn.end("ROLLBACK").await,
-            Self::Sqlite(SqliteTx::Read(tx)) => within(tx.rollback()).await,
-            Self::MySql(tx) => within(tx.rollback()).await,
-            Self::Postgres(tx) => within(tx.rollback()).await,
+            Self::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.rollback()).await,
+            Self::MySql(tx) => with_timeout(tx.rollback()).await,
+            Self::Postgres(tx) => with_timeout(tx.rollback()).await,
         };
         done.map_err(failed)
     }
@@ -454,7 +467,7 @@ getters! {
 
 /// A connection that was given back with an answer outstanding must not hold its place for ever.
 pub(crate) async fn check_released<C: sqlx::Connection>(connection: &mut C) -> sqlx::Result<bool> {
-    match tokio::time::timeout(RELEASE_WITHIN, connection.ping()).await {
+    match tokio::time::timeout(RELEASE_TIMEOUT, connection.ping()).await {
         Ok(answered) => answered.map(|()| true),
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }

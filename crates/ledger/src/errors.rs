@@ -69,7 +69,7 @@ fn is_duplicate_in_sqlite(code: i32) -> bool {
 }
 
 /// A statement that commits by itself failed: if it is the connection that failed, it may have been done.
-pub(crate) fn perhaps(error: sqlx::Error) -> LedgerError {
+pub(crate) fn classify_autocommit(error: sqlx::Error) -> LedgerError {
     match (&error, meaning(&error)) {
         (sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Database(_), _) => failed(error),
         (_, Meaning::Outage) => LedgerError::Unknown(error.into()),

@@ -18,17 +18,9 @@ use std::sync::Arc;
 
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
-use stampede_core::ports::{Accounts, Catalogue, Ledger};
+use stampede_core::ports::{Ledger, Stores};
 
 use crate::store::Store;
-
-/// The ports of one database.
-#[derive(Debug, Clone)]
-pub struct Stores {
-    pub ledger: Arc<dyn Ledger>,
-    pub catalogue: Arc<dyn Catalogue>,
-    pub accounts: Arc<dyn Accounts>,
-}
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -139,7 +131,7 @@ pub async fn open_read_only(database: &Database) -> Result<Arc<dyn Ledger>, Open
     Ok(Arc::new(Store::new(pool)))
 }
 
-/// Reads which migrations the database has had.
+/// CatalogueCache which migrations the database has had.
 const APPLIED: &str = "SELECT version, checksum FROM _sqlx_migrations WHERE success ORDER BY version";
 
 /// Compares the result of [`APPLIED`] with what this program would have applied.

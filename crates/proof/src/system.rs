@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stampede_core::ports::{Inspected, Ledger, OrderRow};
+use stampede_core::ports::{Ledger, OrderRow, SaleRecords};
 use stampede_core::{
     Clock as _, Epoch, Money, Order, OrderId, Sale, SaleId, SaleStatus, SystemClock, Timestamp, UserId, VoucherId,
     Window,
@@ -52,13 +52,13 @@ impl fmt::Debug for Node {
 }
 
 /// How long a node may take to learn of another's change.
-const SHOWN_WITHIN: Duration = Duration::from_secs(10);
+const SHOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a node may take to start.
-const START_WITHIN: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn start(command: Command) -> Result<(Process, SocketAddr)> {
     let mut process = Process::start(command).map_err(SystemError::Start)?;
-    let address = process.wait_for(START_WITHIN, |line| {
+    let address = process.wait_for(START_TIMEOUT, |line| {
         let (_, address) = line.trim().strip_prefix("open")?.split_once("://")?;
         address.strip_suffix('/')?.parse().ok()
     });
@@ -218,7 +218,7 @@ impl System {
         let what = format!("GET /v1/sales/{sale}");
         let failed = |source| SystemError::Call { what: what.clone(), source };
         for &address in &self.addresses {
-            let deadline = Instant::now() + SHOWN_WITHIN;
+            let deadline = Instant::now() + SHOWN_TIMEOUT;
             let mut client = Client::connect(address).await.map_err(failed)?;
             loop {
                 let reply = client.get(&format!("/v1/sales/{sale}"), "").await.map_err(failed)?;
@@ -313,7 +313,7 @@ impl System {
     }
 
     /// The ledger's side through the administrator's routes. Of several moments, so only at rest.
-    async fn inspect(&self, id: SaleId) -> Result<Inspected> {
+    async fn inspect(&self, id: SaleId) -> Result<SaleRecords> {
         let mut orders = Vec::new();
         let mut after = String::new();
         loop {
@@ -348,7 +348,7 @@ impl System {
             ver: number(&sale, "ver", &path)?,
             released: 0,
         };
-        Ok(Inspected { sale, orders, quarantine: Vec::new(), owed: Vec::new(), top_ups: Vec::new() })
+        Ok(SaleRecords { sale, orders, quarantine: Vec::new(), pending_releases: Vec::new(), top_ups: Vec::new() })
     }
 
     /// The ids of all sales, newest first.

@@ -11,7 +11,7 @@ use crate::server::{Server, run};
 /// The name that the sentinel knows the master by.
 pub const MASTER: &str = "main";
 /// How long a group of servers may take to find each other.
-const TOGETHER_WITHIN: Duration = Duration::from_secs(60);
+const TOGETHER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One that forgets everything when it dies.
 pub fn start() -> Result<Server> {
@@ -142,7 +142,7 @@ pub fn url(port: u16) -> String {
 }
 
 fn wait_until(what: &str, mut happened: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + TOGETHER_WITHIN;
+    let deadline = Instant::now() + TOGETHER_TIMEOUT;
     while !happened()? {
         if Instant::now() > deadline {
             return Err(Error::other(format!("waited in vain: {what}")));

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::process::{Process, pause};
 
 /// How long a server may take to answer.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The command that starts a server with this folder on this port.
 type Start = dyn Fn(&Path, u16) -> Command + Send + Sync;
@@ -63,7 +63,7 @@ impl Server {
         let mut command = (self.start)(self.folder.path(), self.port);
         command.stderr(log);
         let mut process = Process::start_in(command, Some(self.folder.path()))?;
-        let deadline = Instant::now() + READY_WITHIN;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             let ended = process.ended()?;
             if ended.is_some() || Instant::now() > deadline {
@@ -84,7 +84,7 @@ impl Server {
         if let Some(mut process) = self.process().take() {
             process.kill()?;
         }
-        let deadline = Instant::now() + READY_WITHIN;
+        let deadline = Instant::now() + READY_TIMEOUT;
         while std::net::TcpStream::connect(self.address()).is_ok() {
             if Instant::now() > deadline {
                 return Err(Error::other(format!("{} answers though it was killed", self.kind)));

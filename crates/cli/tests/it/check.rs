@@ -81,7 +81,7 @@ async fn every_invariant_has_a_violation_that_check_names() {
         (8, format!("UPDATE orders SET created_at = 5 WHERE id = {some_order}")),
         (9, format!("UPDATE orders SET status = 'paid', live = NULL WHERE id = {some_order}")),
         (10, format!("UPDATE orders SET epoch = 7 WHERE id = {some_order}")),
-        (11, format!("INSERT INTO owed SELECT id, sale_id, user_id FROM orders WHERE id = {some_order}")),
+        (11, format!("INSERT INTO pending_releases SELECT id, sale_id, user_id FROM orders WHERE id = {some_order}")),
     ] {
         spoil(&data.join("stampede.db"), &sql).await;
         let found = failed(&check(&data, None));

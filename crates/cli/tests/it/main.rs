@@ -17,6 +17,7 @@
 
 mod administration;
 mod attack;
+mod buyers;
 mod chaos;
 mod check;
 mod commands;
@@ -34,7 +35,6 @@ mod login;
 mod login_attack;
 mod nodes;
 mod outage;
-mod people;
 mod proof;
 mod quarantine;
 mod sessions;

@@ -97,13 +97,13 @@ async fn administrators_end_sessions_and_disable_accounts() {
 }
 
 /// When the ledger says that the one session of this user expires.
-async fn expiry(stores: &stampede_ledger::Stores, buyer: &Buyer) -> Timestamp {
+async fn expiry(stores: &stampede_core::ports::Stores, buyer: &Buyer) -> Timestamp {
     let user: UserId = buyer.id.parse().unwrap();
     stores.accounts.sessions_of(user, Timestamp::from_ms(0)).await.unwrap()[0].expires_at
 }
 
 /// Looks at the sales with this token until the session's expiry has moved.
-async fn browse(shop: &Shop, stores: &stampede_ledger::Stores, buyer: &Buyer) {
+async fn browse(shop: &Shop, stores: &stampede_core::ports::Stores, buyer: &Buyer) {
     let (first, deadline) = (expiry(stores, buyer).await, Instant::now() + Duration::from_secs(20));
     let mut client = shop.client().await;
     while expiry(stores, buyer).await <= first {

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use stampede_core::ports::Ledger;
+use stampede_core::ports::Stores;
 use stampede_core::{SaleId, SystemClock, Timestamp};
-use stampede_ledger::{Database, Stores};
+use stampede_ledger::Database;
 use stampede_testkit::{Client, FakeClock, Process, Reply, Server, mariadb, postgres};
 use tempfile::TempDir;
 

@@ -20,14 +20,14 @@ impl Change {
 }
 
 /// Something that administrators make and edit, under the names that the API gives to its fields.
-pub trait Recorded {
+pub trait RecordOutcome {
     /// Such as `sale 12`.
     fn name(&self) -> String;
     /// The same fields in the same order every time.
     fn fields(&self) -> Vec<(&'static str, Value)>;
 }
 
-impl Recorded for Shop {
+impl RecordOutcome for Shop {
     fn name(&self) -> String {
         format!("shop {}", self.id)
     }
@@ -42,7 +42,7 @@ impl Recorded for Shop {
     }
 }
 
-impl Recorded for Voucher {
+impl RecordOutcome for Voucher {
     fn name(&self) -> String {
         format!("voucher {}", self.id)
     }
@@ -62,7 +62,7 @@ impl Recorded for Voucher {
     }
 }
 
-impl Recorded for Sale {
+impl RecordOutcome for Sale {
     fn name(&self) -> String {
         format!("sale {}", self.id)
     }

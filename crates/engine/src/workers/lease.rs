@@ -15,7 +15,7 @@ pub(crate) async fn first(ledger: &dyn Ledger, holder: &str) -> Result<stampede_
     ledger.lease_worker(holder, None, Timestamp::from_ms(0), SPAN).await
 }
 
-pub(crate) async fn keep(ledger: Arc<dyn Ledger>, ids: Arc<Snowflake>, holder: String) {
+pub(crate) async fn run(ledger: Arc<dyn Ledger>, ids: Arc<Snowflake>, holder: String) {
     let mut pause = SPAN / 3;
     loop {
         tokio::time::sleep(pause).await;

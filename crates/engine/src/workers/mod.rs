@@ -9,7 +9,7 @@
 
 pub(crate) mod index;
 pub(crate) mod lease;
-pub(crate) mod owed;
+pub(crate) mod pending_releases;
 pub(crate) mod planted;
 pub(crate) mod sessions;
 pub(crate) mod watch;

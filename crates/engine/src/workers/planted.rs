@@ -7,7 +7,7 @@ use std::time::Duration;
 use stampede_core::ports::Ledger;
 use stampede_gate::MemoryGate;
 
-pub(crate) async fn keep(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>) {
+pub(crate) async fn run(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>) {
     loop {
         tokio::time::sleep(Duration::from_millis(2)).await;
         for id in gate.sales() {

@@ -7,17 +7,17 @@ use stampede_core::Clock;
 use stampede_core::ports::{Accounts, Session};
 use tokio::sync::mpsc;
 
+use crate::auth::CachedSession;
 use crate::commit::describe;
-use crate::people::Known;
 use crate::sessions::Sessions;
 
 const AT_ONCE: usize = 1000;
 const FORGET_EVERY: Duration = Duration::from_secs(60);
 
-pub(crate) async fn keep(
+pub(crate) async fn run(
     accounts: Arc<dyn Accounts>,
     clock: Arc<dyn Clock>,
-    memory: Arc<Sessions<Known>>,
+    memory: Arc<Sessions<CachedSession>>,
     mut touched: mpsc::Receiver<Session>,
 ) {
     let mut forget = tokio::time::interval(FORGET_EVERY);

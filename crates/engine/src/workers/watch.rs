@@ -47,7 +47,7 @@ struct Watch {
 }
 
 /// Ends with its engine.
-pub(crate) async fn keep(engine: Weak<Engine>, shared_ledger: bool) {
+pub(crate) async fn run(engine: Weak<Engine>, shared_ledger: bool) {
     let mut turns = tokio::time::interval(LOOK_EVERY);
     turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut watch = Watch {
@@ -96,7 +96,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Reads the sale again if orders of it have died, when no order of it is on its way.
+    /// CatalogueCache the sale again if orders of it have died, when no order of it is on its way.
     fn look_for_released(&mut self, engine: &Arc<Engine>, sale: &Sale) -> Released {
         let mut released = self.released.get(&sale.id).copied().unwrap_or_default();
         if sale.released != released.seen {
@@ -113,7 +113,7 @@ impl Watch {
         released
     }
 
-    /// Reads the sale again from the ledger, unless that is under way.
+    /// CatalogueCache the sale again from the ledger, unless that is under way.
     fn refresh(&mut self, engine: &Arc<Engine>, id: SaleId) {
         let engine = engine.clone();
         let refreshing = move || AbortOnDrop::spawn(async move { engine.solo.refresh(id).await });
@@ -135,7 +135,7 @@ impl Watch {
                 for id in engine.gate.sales() {
                     engine.solo.refresh(id).await;
                 }
-                engine.people.forget_all();
+                engine.auth.forget_all();
                 engine.has_others.store(false, Ordering::Relaxed);
             }));
         }
@@ -151,12 +151,12 @@ async fn look_at(engine: &Engine, sale: Sale, before: Option<&Difference>) -> Re
         if let Some(loaded) = engine.stores.ledger.load(id).await? {
             engine.gate.open(loaded);
         }
-        engine.shelf.put(sale);
+        engine.sale_index.put(sale);
         return Ok(None);
     };
     let sold = (sale.sold, snapshot.settled);
     engine.gate.edit(&sale);
-    engine.shelf.put(sale);
+    engine.sale_index.put(sale);
     // Orders on their way are counted here and not there, so only a difference at rest counts, seen twice. What is in quarantine stays
     // counted here alone: a difference that a refresh does not end is looked into less and less often.
     if snapshot.marks != snapshot.settled || sold.0 == sold.1 {

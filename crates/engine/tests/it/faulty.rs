@@ -46,8 +46,8 @@ pub struct Faulty {
 }
 
 #[async_trait]
-impl Ledger for Faulty {
-    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+impl OrderLedger for Faulty {
+    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>> {
         self.faults.calls.fetch_add(1, Ordering::SeqCst);
         let cut = self.faults.cuts.lock().unwrap().pop_front();
         match cut {
@@ -63,49 +63,70 @@ impl Ledger for Faulty {
         if cut == Some(Cut::After) { Err(LedgerError::Unknown("cut".into())) } else { Ok(recorded) }
     }
 
-    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<Recorded> {
+    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<RecordOutcome> {
         self.inner.quarantine(order).await
     }
+
     async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>> {
         self.inner.quarantined(before, limit).await
     }
+
     async fn quarantined_order(&self, id: OrderId) -> Result<Option<QuarantinedOrder>> {
         self.inner.quarantined_order(id).await
     }
-    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<Recorded>> {
+
+    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>> {
         self.inner.retry_quarantined(id).await
     }
-    async fn discard_quarantined(&self, id: OrderId) -> Result<Discarded> {
+
+    async fn discard_quarantined(&self, id: OrderId) -> Result<DiscardOutcome> {
         self.inner.discard_quarantined(id).await
     }
-    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
-        self.inner.index_orders(ended_before, limit).await
-    }
-    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {
+
+    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {
         self.inner.cancel(order, user, now).await
     }
-    async fn owed(&self, limit: u32) -> Result<Vec<Owed>> {
-        self.inner.owed(limit).await
+
+    async fn pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>> {
+        self.inner.pending_releases(limit).await
     }
-    async fn settle_owed(&self, orders: &[OrderId]) -> Result<()> {
-        self.inner.settle_owed(orders).await
+
+    async fn delete_pending_releases(&self, orders: &[OrderId]) -> Result<()> {
+        self.inner.delete_pending_releases(orders).await
     }
+
     async fn order(&self, id: OrderId) -> Result<Option<Order>> {
         self.inner.order(id).await
     }
+
     async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>> {
         self.inner.live_order(sale, user).await
     }
+
     async fn orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>> {
         self.inner.orders_of(user, before, limit).await
     }
+
+    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
+        self.inner.index_orders(ended_before, limit).await
+    }
+}
+
+#[async_trait]
+impl SaleLedger for Faulty {
     async fn sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>> {
         self.inner.sales(end_after).await
     }
+
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {
         self.inner.sale(id).await
     }
-    async fn inspect(&self, id: SaleId) -> Result<Option<Inspected>> {
+
+    async fn load(&self, id: SaleId) -> Result<Option<LoadedSale>> {
+        self.inner.load(id).await
+    }
+
+    async fn inspect(&self, id: SaleId) -> Result<Option<SaleRecords>> {
         self.inner.inspect(id).await
     }
 
@@ -113,18 +134,21 @@ impl Ledger for Faulty {
         self.inner.orders_in(sale, after, limit).await
     }
 
-    async fn load(&self, id: SaleId) -> Result<Option<Loaded>> {
-        self.inner.load(id).await
-    }
-    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {
+    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<CreateOutcome> {
         self.inner.create_sale(draft, now).await
     }
-    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<Edited> {
+
+    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<EditOutcome> {
         self.inner.set_status(sale, status).await
     }
-    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<Edited> {
+
+    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
         self.inner.top_up(sale, add, request_id, now).await
     }
+}
+
+#[async_trait]
+impl WorkerLeases for Faulty {
     async fn lease_worker(
         &self,
         holder: &str,
@@ -134,24 +158,36 @@ impl Ledger for Faulty {
     ) -> Result<Lease> {
         self.inner.lease_worker(holder, worker, from, span).await
     }
+
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
         self.inner.return_worker(holder, worker, unused_from).await
     }
+
+    async fn has_other_workers(&self, holder: &str) -> Result<bool> {
+        self.inner.has_other_workers(holder).await
+    }
+}
+
+#[async_trait]
+impl AuditLog for Faulty {
     async fn audit(&self, row: &AuditRow) -> Result<()> {
         if self.faults.audits.lock().unwrap().pop_front() == Some(false) {
             return Err(LedgerError::Unavailable("cut".into()));
         }
         self.inner.audit(row).await
     }
+
     async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {
         self.inner.audit_log(filter).await
     }
-    async fn has_other_workers(&self, holder: &str) -> Result<bool> {
-        self.inner.has_other_workers(holder).await
-    }
+}
+
+#[async_trait]
+impl Ledger for Faulty {
     async fn ping(&self) -> Result<()> {
         self.inner.ping().await
     }
+
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stampede_core::ports::{Admitted, Recorded};
+use stampede_core::ports::{Admitted, RecordOutcome};
 use stampede_core::*;
 use stampede_engine::{Bought, Config, Error};
 
@@ -37,7 +37,7 @@ async fn whatever_cuts_the_commit_is_found_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_buyer_who_was_not_told_in_time_asks_again_and_has_it() {
     let mut config = CONFIG;
-    config.solo.answer_within = Duration::from_millis(100);
+    config.solo.answer_timeout = Duration::from_millis(100);
     let (tier, faults) = faulty(config, 1).await;
     faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(300)));
     let unknown = tier.engine.buy(tier.sale, user(1)).await.unwrap_err();
@@ -103,7 +103,7 @@ async fn the_ledger_knows_better_than_the_gate() {
     let elsewhere =
         |n: i64| Admitted { order: OrderId::new(n).unwrap(), user: user(n), seq: n, at: tier.engine.clock().now() };
     let sold = tier.stores.ledger.record(tier.sale, Epoch(1), &[elsewhere(1), elsewhere(2)]).await.unwrap();
-    assert_eq!(sold, [Recorded::Recorded; 2]);
+    assert_eq!(sold, [RecordOutcome::Inserted; 2]);
 
     let mine = tier.engine.buy(tier.sale, user(1)).await.unwrap();
     assert_eq!(order(&mine), (OrderId::new(1).unwrap(), true), "bought elsewhere, given back here");

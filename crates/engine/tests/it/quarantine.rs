@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stampede_core::ports::Recorded;
+use stampede_core::ports::RecordOutcome;
 use stampede_core::*;
 use stampede_engine::{Bought, Error};
 
@@ -65,7 +65,7 @@ async fn one_bad_order_is_quarantined_and_takes_no_other_with_it() {
     assert_eq!(tier.engine.quarantined_order(id).await.unwrap().admitted.user, user(5));
 
     faults.poison.lock().unwrap().clear();
-    assert_eq!(tier.engine.retry_quarantined(id).await.unwrap(), Recorded::Recorded);
+    assert_eq!(tier.engine.retry_quarantined(id).await.unwrap(), RecordOutcome::Inserted);
     let bought = tier.engine.buy(tier.sale, user(5)).await.unwrap();
     assert_eq!((bought.order.id, bought.already), (id, true));
     assert_eq!(tier.check_at_rest().await, 16);

@@ -37,7 +37,7 @@ async fn at_rest(config: stampede_engine::Config) -> (Tier, Arc<ManualClock>, Ti
 async fn session_slides_with_use_and_expires_without() {
     let (tier, clock, now) = at_rest(CONFIG).await;
     let engine = &tier.engine;
-    let ttl = CONFIG.people.session_ttl;
+    let ttl = CONFIG.auth.session_ttl;
     let session = log_in(engine, "13800138000").await.unwrap();
     assert_eq!(authenticate(engine, &session.token).await.unwrap(), session.user.id);
     assert!(is_refused(engine, "junk").await);
@@ -60,7 +60,7 @@ async fn session_slides_with_use_and_expires_without() {
 async fn session_is_refreshed_by_public_pages() {
     let (tier, clock, now) = at_rest(CONFIG).await;
     let engine = &tier.engine;
-    let ttl = CONFIG.people.session_ttl;
+    let ttl = CONFIG.auth.session_ttl;
     let session = log_in(engine, "13800138000").await.unwrap();
     let proven = engine.prove(&session.token).unwrap();
     for n in 1..=5 {
@@ -76,23 +76,23 @@ async fn session_is_refreshed_by_public_pages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_ends_at_its_lifetime_however_often_it_is_used() {
     let mut config = CONFIG;
-    config.people.session_lifetime = config.people.session_ttl * 3;
+    config.auth.session_lifetime = config.auth.session_ttl * 3;
     let (tier, clock, now) = at_rest(config).await;
     let engine = &tier.engine;
     let session = log_in(engine, "13800138000").await.unwrap();
-    let step = config.people.session_ttl / 2;
+    let step = config.auth.session_ttl / 2;
     for n in 1..=5 {
         clock.set(now.plus(step * n));
         authenticate(engine, &session.token).await.unwrap();
     }
-    clock.set(now.plus(config.people.session_lifetime));
+    clock.set(now.plus(config.auth.session_lifetime));
     assert!(is_refused(engine, &session.token).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_session_too_many_ends_the_oldest() {
     let mut config = CONFIG;
-    config.people.max_sessions = 3;
+    config.auth.max_sessions = 3;
     let (tier, clock, now) = at_rest(config).await;
     let engine = &tier.engine;
     let other = log_in(engine, "13800138001").await.unwrap();

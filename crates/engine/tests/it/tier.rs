@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stampede_core::ports::Ledger;
+use stampede_core::ports::Stores;
 use stampede_core::*;
 use stampede_engine::solo::SoloConfig;
-use stampede_engine::{Config, Engine, PeopleConfig, SendBudgets, Sender};
-use stampede_ledger::{Database, Stores, open};
+use stampede_engine::{AuthConfig, Config, Engine, SendBudgets, Sender};
+use stampede_ledger::{Database, open};
 use stampede_limit::Limit;
 use tempfile::TempDir;
 
@@ -17,13 +18,13 @@ const MANY: Limit = Limit { count: 1_000_000, window: Duration::from_secs(60) };
 pub const CONFIG: Config = Config {
     shared_ledger: true,
     solo: SoloConfig {
-        answer_within: Duration::from_secs(5),
+        answer_timeout: Duration::from_secs(5),
         max_batch: 64,
         queue_per_sale: 100,
         queue_total: 150,
         quarantine_after: Duration::from_millis(700),
     },
-    people: PeopleConfig {
+    auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),
         max_sessions: 20,

@@ -25,7 +25,7 @@ fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
 
 fn gate(cap: u32) -> MemoryGate {
     let gate = MemoryGate::new();
-    gate.open(Loaded { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new() });
+    gate.open(LoadedSale { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new() });
     gate
 }
 
@@ -139,7 +139,8 @@ fn a_reload_keeps_what_is_in_flight() {
     }
     gate.settle(id, [(user(1), order(1)), (user(2), order(2))]);
     // The ledger has 1, and 9 that another process sold; 2 was cancelled there; 3 is still on its way.
-    let loaded = Loaded { sale: sale(5, 2, SaleStatus::OnSale), marks: vec![(user(1), order(1)), (user(9), order(9))] };
+    let loaded =
+        LoadedSale { sale: sale(5, 2, SaleStatus::OnSale), marks: vec![(user(1), order(1)), (user(9), order(9))] };
 
     let before = gate.generation(id).unwrap();
     gate.release(id, user(1), order(1), None);
@@ -154,7 +155,7 @@ fn a_reload_keeps_what_is_in_flight() {
 
     // An edit that came after the read stays.
     gate.edit(&sale(7, 9, SaleStatus::Paused));
-    let older = Loaded { sale: sale(5, 8, SaleStatus::OnSale), marks: vec![] };
+    let older = LoadedSale { sale: sale(5, 8, SaleStatus::OnSale), marks: vec![] };
     assert!(gate.reload(older, gate.generation(id).unwrap()));
     let seen = gate.snapshot(id).unwrap();
     assert_eq!((seen.ver, seen.status, seen.cap), (9, SaleStatus::Paused, 7));
@@ -167,7 +168,7 @@ fn a_reload_does_not_raise_the_cap_for_good() {
     let id = SaleId::new(1).unwrap();
     admit(&gate, 1, 1, 1500);
     let sold_out =
-        Loaded { sale: sale(2, 1, SaleStatus::OnSale), marks: vec![(user(8), order(8)), (user(9), order(9))] };
+        LoadedSale { sale: sale(2, 1, SaleStatus::OnSale), marks: vec![(user(8), order(8)), (user(9), order(9))] };
     assert!(gate.reload(sold_out, gate.generation(id).unwrap()));
     let seen = gate.snapshot(id).unwrap();
     assert_eq!((seen.marks, seen.cap, seen.remaining()), (3, 3, 0));

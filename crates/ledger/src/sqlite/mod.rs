@@ -17,7 +17,7 @@ use crate::db::{PATIENCE, Pool};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
 pub(crate) use recorder::Recorder;
-pub(crate) use writer::{Turn, Writer};
+pub(crate) use writer::{Writer, WriterGuard};
 
 const READERS: u32 = 4;
 

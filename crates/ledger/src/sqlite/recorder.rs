@@ -15,7 +15,7 @@ use stampede_core::{Epoch, SaleId, failpoint};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{SETTINGS, synchronous};
-use crate::db::{PATIENCE, STATEMENT_WITHIN};
+use crate::db::{PATIENCE, STATEMENT_TIMEOUT};
 use crate::errors::{is_taken, sqlite_failed, sqlite_not_begun};
 
 /// Makes room for the batch.
@@ -71,7 +71,7 @@ impl Recorder {
             sent.map_err(|_| LedgerError::Unavailable("the recorder is closed".into()))?;
             answer.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder did not say".into())))
         };
-        let done = tokio::time::timeout(STATEMENT_WITHIN, doing).await;
+        let done = tokio::time::timeout(STATEMENT_TIMEOUT, doing).await;
         done.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder did not answer in time".into())))
     }
 

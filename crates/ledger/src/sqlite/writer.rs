@@ -9,7 +9,7 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqliteConnection};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::db::{PATIENCE, within};
+use crate::db::{PATIENCE, with_timeout};
 
 #[derive(Clone)]
 pub(crate) struct Writer {
@@ -20,7 +20,7 @@ pub(crate) struct Writer {
 }
 
 /// The connection, for as long as one transaction takes.
-pub(crate) struct Turn {
+pub(crate) struct WriterGuard {
     place: OwnedMutexGuard<Option<SqliteConnection>>,
     /// Not ended well so far.
     doubtful: bool,
@@ -34,16 +34,16 @@ impl Writer {
     }
 
     /// Waits for the connection, and makes it anew if need be.
-    pub(crate) async fn take(&self) -> sqlx::Result<Turn> {
+    pub(crate) async fn take(&self) -> sqlx::Result<WriterGuard> {
         let waiting = tokio::time::timeout(PATIENCE, self.place.clone().lock_owned());
         let mut place = waiting.await.map_err(|_| sqlx::Error::PoolTimedOut)?;
         if self.closed.load(Ordering::SeqCst) {
             return Err(sqlx::Error::PoolClosed);
         }
         if place.is_none() {
-            *place = Some(within(self.options.connect()).await?);
+            *place = Some(with_timeout(self.options.connect()).await?);
         }
-        Ok(Turn { place, doubtful: true })
+        Ok(WriterGuard { place, doubtful: true })
     }
 
     /// Nobody gets a turn any more.
@@ -62,16 +62,16 @@ impl Writer {
     }
 }
 
-impl Turn {
+impl WriterGuard {
     pub(crate) fn connection(&mut self) -> sqlx::Result<&mut SqliteConnection> {
         self.place.as_mut().ok_or(sqlx::Error::WorkerCrashed)
     }
 
     /// Ends the transaction with this statement. If that fails, the connection goes, and what was not committed with it.
     pub(crate) async fn end(mut self, with: &'static str) -> sqlx::Result<()> {
-        within(async { self.connection()?.execute(with).await }).await?;
+        with_timeout(async { self.connection()?.execute(with).await }).await?;
         // A thread that died in the middle shows as an end without an error; one that answers has done it.
-        within(async { self.connection()?.ping().await }).await?;
+        with_timeout(async { self.connection()?.ping().await }).await?;
         self.done();
         Ok(())
     }
@@ -82,7 +82,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for WriterGuard {
     fn drop(&mut self) {
         if self.doubtful {
             *self.place = None;

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stampede_core::ports::{
-    Account, Accounts, Challenge, ChallengeId, Disabled, LedgerError, LogIn, Result, Session, SessionId, WhichChallenge,
+    Account, Accounts, Challenge, ChallengeId, Disabled, LedgerError, LogInOutcome, Result, Session, SessionId,
+    WhichChallenge,
 };
 use stampede_core::{Phone, Timestamp, User, UserId};
 
-use super::{Store, again, unreadable};
+use super::{Store, retry_conflicts, unreadable};
 use crate::db::{Arg, Row, Tx, args};
 
 pub(super) const PEOPLE: &str = "SELECT id, phone, nickname, created_at, disabled FROM person WHERE";
@@ -155,7 +156,7 @@ impl Store {
 impl Accounts for Store {
     async fn secret(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>> {
         let insert = format!("INSERT INTO secret (name, value) VALUES (?, ?){}", self.db.dialect().or_leave("name"));
-        again!(self.db.execute(&insert, args![name, fresh]))?;
+        retry_conflicts!(self.db.execute(&insert, args![name, fresh]))?;
         let row = self.db.row("SELECT value FROM secret WHERE name = ?", args![name]).await?;
         row.ok_or_else(|| unreadable("a secret"))?.bytes(0)
     }
@@ -165,7 +166,7 @@ impl Accounts for Store {
     }
 
     async fn put_challenge(&self, challenge: &Challenge, max_live: usize) -> Result<()> {
-        again!(self.insert_challenge(challenge, max_live))
+        retry_conflicts!(self.insert_challenge(challenge, max_live))
     }
 
     async fn try_challenge(
@@ -175,7 +176,7 @@ impl Accounts for Store {
         max_tries: u32,
         now: Timestamp,
     ) -> Result<Option<Challenge>> {
-        again!(self.count_try(phone, which, max_tries, now))
+        retry_conflicts!(self.count_try(phone, which, max_tries, now))
     }
 
     async fn log_in(
@@ -186,8 +187,8 @@ impl Accounts for Store {
         expires_at: Timestamp,
         max_sessions: usize,
         now: Timestamp,
-    ) -> Result<LogIn> {
-        again!(self.use_challenge(challenge, newcomer, session, expires_at, max_sessions, now))
+    ) -> Result<LogInOutcome> {
+        retry_conflicts!(self.use_challenge(challenge, newcomer, session, expires_at, max_sessions, now))
     }
 
     async fn open_sessions(
@@ -197,7 +198,7 @@ impl Accounts for Store {
         expires_at: Timestamp,
         now: Timestamp,
     ) -> Result<Vec<UserId>> {
-        again!(self.open_all(people, sessions, expires_at, now))
+        retry_conflicts!(self.open_all(people, sessions, expires_at, now))
     }
 
     async fn user(&self, id: UserId) -> Result<Option<User>> {
@@ -214,7 +215,7 @@ impl Accounts for Store {
     }
 
     async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Option<Disabled>> {
-        again!(self.delete_all_sessions(user, Some(disabled)))
+        retry_conflicts!(self.delete_all_sessions(user, Some(disabled)))
     }
 
     async fn session(&self, id: SessionId, now: Timestamp) -> Result<Option<Session>> {
@@ -223,7 +224,7 @@ impl Accounts for Store {
     }
 
     async fn touch_sessions(&self, sessions: &[Session]) -> Result<()> {
-        again!(self.move_expiries(sessions))
+        retry_conflicts!(self.move_expiries(sessions))
     }
 
     async fn sessions_of(&self, user: UserId, now: Timestamp) -> Result<Vec<Session>> {
@@ -232,15 +233,15 @@ impl Accounts for Store {
     }
 
     async fn end_session(&self, user: UserId, id: SessionId) -> Result<bool> {
-        again!(self.delete_session(user, id))
+        retry_conflicts!(self.delete_session(user, id))
     }
 
     async fn end_sessions(&self, user: UserId) -> Result<Option<Vec<SessionId>>> {
-        let ended = again!(self.delete_all_sessions(user, None))?;
+        let ended = retry_conflicts!(self.delete_all_sessions(user, None))?;
         Ok(ended.map(|done| done.ended))
     }
 
     async fn forget_expired(&self, now: Timestamp) -> Result<u64> {
-        again!(self.delete_expired(now))
+        retry_conflicts!(self.delete_expired(now))
     }
 }

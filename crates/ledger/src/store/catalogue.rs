@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stampede_core::ports::{Catalogue, Created, LedgerError, Replaced, Result, ShopFilter, ShopPage};
+use stampede_core::ports::{Catalogue, CreateOutcome, LedgerError, ReplaceOutcome, Result, ShopFilter, ShopPage};
 use stampede_core::{Money, Shop, ShopId, ShopType, ShopTypeId, Voucher, VoucherId, VoucherKind};
 
 use super::shop_search::{delete_pieces, fold, insert_pieces};
-use super::{Store, again, unreadable};
+use super::{Store, retry_conflicts, unreadable};
 use crate::db::{Arg, Row, Tx, args};
 
 pub(super) const SHOPS: &str = "SELECT id, type_id, name, address FROM shop WHERE";
@@ -52,20 +52,22 @@ impl Store {
         Ok(Some(tx))
     }
 
-    async fn insert_shop(&self, shop: &Shop) -> Result<Created> {
+    async fn insert_shop(&self, shop: &Shop) -> Result<CreateOutcome> {
         let Some(mut tx) = self.begin_under("shop_type", shop.type_id.get()).await? else {
-            return Ok(Created::NoParent);
+            return Ok(CreateOutcome::ParentMissing);
         };
         let insert = "INSERT INTO shop (id, type_id, name, folded_name, address) VALUES (?, ?, ?, ?, ?)";
         let (name, folded, address) = (shop.name.as_str(), fold(&shop.name), shop.address.as_str());
         tx.execute(insert, args![shop.id.get(), shop.type_id.get(), name, folded.as_str(), address]).await?;
         insert_pieces(&mut tx, shop).await?;
         tx.commit().await?;
-        Ok(Created::Done)
+        Ok(CreateOutcome::Created)
     }
 
-    async fn insert_voucher(&self, voucher: &Voucher) -> Result<Created> {
-        let Some(mut tx) = self.begin_under("shop", voucher.shop.get()).await? else { return Ok(Created::NoParent) };
+    async fn insert_voucher(&self, voucher: &Voucher) -> Result<CreateOutcome> {
+        let Some(mut tx) = self.begin_under("shop", voucher.shop.get()).await? else {
+            return Ok(CreateOutcome::ParentMissing);
+        };
         let insert =
             "INSERT INTO voucher (id, shop_id, kind, title, subtitle, rules, price_cents, worth_cents, on_shelf)
                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
@@ -82,17 +84,17 @@ impl Store {
         ];
         tx.execute(insert, values).await?;
         tx.commit().await?;
-        Ok(Created::Done)
+        Ok(CreateOutcome::Created)
     }
 
-    async fn replace_shop(&self, shop: &Shop) -> Result<Replaced<Shop>> {
+    async fn replace_shop(&self, shop: &Shop) -> Result<ReplaceOutcome<Shop>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
         let parent = tx.row(&format!("SELECT id FROM shop_type WHERE id = ?{lock}"), args![shop.type_id.get()]).await?;
         let held = tx.row(&format!("{SHOPS} id = ?{lock}"), args![shop.id.get()]).await?;
         let done = match (held, parent) {
-            (None, _) => Replaced::NoSuch,
-            (_, None) => Replaced::NoParent,
+            (None, _) => ReplaceOutcome::NotFound,
+            (_, None) => ReplaceOutcome::ParentMissing,
             (Some(held), Some(_)) => {
                 let held = read_shop(&held)?;
                 let update = "UPDATE shop SET type_id = ?, name = ?, folded_name = ?, address = ? WHERE id = ?";
@@ -100,7 +102,7 @@ impl Store {
                 tx.execute(update, args![shop.type_id.get(), name, folded.as_str(), address, shop.id.get()]).await?;
                 delete_pieces(&mut tx, &held).await?;
                 insert_pieces(&mut tx, shop).await?;
-                Replaced::Done(held)
+                ReplaceOutcome::Done(held)
             }
         };
         tx.commit().await?;
@@ -114,22 +116,22 @@ impl Store {
         row.as_ref().map(read_voucher).transpose()
     }
 
-    async fn set_shelf(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced<Voucher>> {
+    async fn set_shelf(&self, id: VoucherId, on_shelf: bool) -> Result<ReplaceOutcome<Voucher>> {
         let mut tx = self.db.begin().await?;
         let Some(held) = self.locked_voucher(&mut tx, id).await? else {
             tx.roll_back().await?;
-            return Ok(Replaced::NoSuch);
+            return Ok(ReplaceOutcome::NotFound);
         };
         tx.execute("UPDATE voucher SET on_shelf = ? WHERE id = ?", args![i64::from(on_shelf), id.get()]).await?;
         tx.commit().await?;
-        Ok(Replaced::Done(held))
+        Ok(ReplaceOutcome::Done(held))
     }
 
-    async fn replace_voucher(&self, voucher: &Voucher) -> Result<Replaced<Voucher>> {
+    async fn replace_voucher(&self, voucher: &Voucher) -> Result<ReplaceOutcome<Voucher>> {
         let mut tx = self.db.begin().await?;
         let Some(held) = self.locked_voucher(&mut tx, voucher.id).await? else {
             tx.roll_back().await?;
-            return Ok(Replaced::NoSuch);
+            return Ok(ReplaceOutcome::NotFound);
         };
         let update =
             "UPDATE voucher SET title = ?, subtitle = ?, rules = ?, price_cents = ?, worth_cents = ? WHERE id = ?";
@@ -137,7 +139,7 @@ impl Store {
         let (price, worth) = (voucher.price.cents(), voucher.worth.cents());
         tx.execute(update, args![title, subtitle, rules, price, worth, voucher.id.get()]).await?;
         tx.commit().await?;
-        Ok(Replaced::Done(held))
+        Ok(ReplaceOutcome::Done(held))
     }
 }
 
@@ -151,12 +153,12 @@ impl Catalogue for Store {
         self.db.rows("SELECT id, name FROM shop_type ORDER BY sort, id", &[]).await?.iter().map(read).collect()
     }
 
-    async fn create_shop(&self, shop: &Shop) -> Result<Created> {
-        again!(self.insert_shop(shop))
+    async fn create_shop(&self, shop: &Shop) -> Result<CreateOutcome> {
+        retry_conflicts!(self.insert_shop(shop))
     }
 
-    async fn edit_shop(&self, shop: &Shop) -> Result<Replaced<Shop>> {
-        again!(self.replace_shop(shop))
+    async fn edit_shop(&self, shop: &Shop) -> Result<ReplaceOutcome<Shop>> {
+        retry_conflicts!(self.replace_shop(shop))
     }
 
     async fn shop(&self, id: ShopId) -> Result<Option<Shop>> {
@@ -182,16 +184,16 @@ impl Catalogue for Store {
         Ok(ShopPage { shops, next })
     }
 
-    async fn create_voucher(&self, voucher: &Voucher) -> Result<Created> {
-        again!(self.insert_voucher(voucher))
+    async fn create_voucher(&self, voucher: &Voucher) -> Result<CreateOutcome> {
+        retry_conflicts!(self.insert_voucher(voucher))
     }
 
-    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<Replaced<Voucher>> {
-        again!(self.set_shelf(id, on_shelf))
+    async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<ReplaceOutcome<Voucher>> {
+        retry_conflicts!(self.set_shelf(id, on_shelf))
     }
 
-    async fn edit_voucher(&self, voucher: &Voucher) -> Result<Replaced<Voucher>> {
-        again!(self.replace_voucher(voucher))
+    async fn edit_voucher(&self, voucher: &Voucher) -> Result<ReplaceOutcome<Voucher>> {
+        retry_conflicts!(self.replace_voucher(voucher))
     }
 
     async fn voucher(&self, id: VoucherId) -> Result<Option<Voucher>> {

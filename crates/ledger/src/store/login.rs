@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use stampede_core::ports::{Account, Challenge, ChallengeId, LogIn, Result, SessionId, WhichChallenge};
+use stampede_core::ports::{Account, Challenge, ChallengeId, LogInOutcome, Result, SessionId, WhichChallenge};
 use stampede_core::{LONG_CODES_AFTER, Phone, Timestamp, User};
 
 use super::accounts::{PEOPLE, delete_sessions, read_account, session_ids};
@@ -140,14 +140,14 @@ impl Store {
         expires_at: Timestamp,
         max_sessions: usize,
         now: Timestamp,
-    ) -> Result<LogIn> {
+    ) -> Result<LogInOutcome> {
         let (dialect, phone) = (self.db.dialect(), newcomer.phone.as_str());
         let mut tx = self.db.begin().await?;
         lock_phone(&mut tx, dialect, &newcomer.phone, now).await?;
         let sql = "DELETE FROM login_challenge WHERE id = ? AND phone = ?";
         if tx.execute(sql, args![&challenge.0[..], phone]).await? == 0 {
             tx.roll_back().await?;
-            return Ok(LogIn::Used);
+            return Ok(LogInOutcome::Used);
         }
         tx.execute("UPDATE login_phone SET failures = 0 WHERE phone = ?", args![phone]).await?;
         let insert = "INSERT INTO person (id, phone, nickname, created_at) VALUES (?, ?, ?, ?)";
@@ -157,7 +157,7 @@ impl Store {
         let Account { user, disabled, .. } = read_account(&row.ok_or_else(|| unreadable("a person"))?)?;
         if disabled {
             tx.commit().await?;
-            return Ok(LogIn::Disabled);
+            return Ok(LogInOutcome::Disabled);
         }
         let mut ended = session_ids(&mut tx, user.id, now).await?;
         // Those that stay are the newest, and the new one has a place, too.
@@ -166,7 +166,7 @@ impl Store {
         let insert = "INSERT INTO session (id, user_id, created_at, expires_at) VALUES (?, ?, ?, ?)";
         tx.execute(insert, args![&session.0[..], user.id.get(), now.ms(), expires_at.ms()]).await?;
         tx.commit().await?;
-        Ok(LogIn::Done { user, ended })
+        Ok(LogInOutcome::Done { user, ended })
     }
 }
 

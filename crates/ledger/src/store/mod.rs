@@ -1,6 +1,6 @@
 //! What a ledger does, written once. What differs between databases is in their dialect and in the fast way of `record`.
 //!
-//! - `record`: admitted orders into rows, a batch a transaction; `settle`: what becomes of each if the fast way is blocked
+//! - `record`: admitted orders into rows, a batch a transaction; `resolve`: what becomes of each if the fast way is blocked
 //! - `quarantine`: orders that cannot be recorded for a reason of their own
 //! - `orders`, `sales`: the other transactions of selling
 //! - `lease`: worker numbers for the id maker
@@ -17,8 +17,8 @@ mod login;
 mod orders;
 mod quarantine;
 mod record;
+mod resolve;
 mod sales;
-mod settle;
 mod shop_search;
 
 use std::time::Duration;
@@ -26,8 +26,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditFilter, AuditRow, Created, Discarded, Edited, Inspected, Ledger, LedgerError, Loaded, OrderRow,
-    Owed, QuarantinedOrder, Recorded, Result, SaleDraft, Stepped,
+    Admitted, AuditFilter, AuditLog, AuditRow, CreateOutcome, DiscardOutcome, EditOutcome, Ledger, LedgerError,
+    LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome, Result, SaleDraft, SaleLedger,
+    SaleRecords, TransitionOutcome, WorkerLeases,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -48,7 +49,7 @@ impl Store {
 const TRIES: u32 = 8;
 
 /// The transaction again, as a whole, while others are in its way. They are rolled back or done by then, so a short pause is enough.
-macro_rules! again {
+macro_rules! retry_conflicts {
     ($transaction:expr) => {{
         let mut tried = 1;
         loop {
@@ -63,7 +64,7 @@ macro_rules! again {
         }
     }};
 }
-use again;
+use retry_conflicts;
 
 /// A row that cannot be what we wrote.
 fn unreadable(what: &str) -> LedgerError {
@@ -76,13 +77,13 @@ fn list(numbers: impl Iterator<Item = i64>) -> String {
 }
 
 #[async_trait]
-impl Ledger for Store {
-    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
-        again!(self.record_batch(sale, epoch, batch))
+impl OrderLedger for Store {
+    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>> {
+        retry_conflicts!(self.record_batch(sale, epoch, batch))
     }
 
-    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<Recorded> {
-        again!(self.put_in_quarantine(order))
+    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<RecordOutcome> {
+        retry_conflicts!(self.put_in_quarantine(order))
     }
 
     async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>> {
@@ -93,28 +94,24 @@ impl Ledger for Store {
         self.read_quarantined_order(id).await
     }
 
-    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<Recorded>> {
-        again!(self.record_quarantined(id))
+    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>> {
+        retry_conflicts!(self.record_quarantined(id))
     }
 
-    async fn discard_quarantined(&self, id: OrderId) -> Result<Discarded> {
-        again!(self.reject_quarantined(id))
+    async fn discard_quarantined(&self, id: OrderId) -> Result<DiscardOutcome> {
+        retry_conflicts!(self.reject_quarantined(id))
     }
 
-    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
-        again!(self.copy_into_index(ended_before, limit))
+    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {
+        retry_conflicts!(self.cancel_order(order, user, now))
     }
 
-    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {
-        again!(self.cancel_order(order, user, now))
+    async fn pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>> {
+        self.read_pending_releases(limit).await
     }
 
-    async fn owed(&self, limit: u32) -> Result<Vec<Owed>> {
-        self.read_owed(limit).await
-    }
-
-    async fn settle_owed(&self, orders: &[OrderId]) -> Result<()> {
-        again!(self.delete_owed(orders))
+    async fn delete_pending_releases(&self, orders: &[OrderId]) -> Result<()> {
+        retry_conflicts!(self.remove_pending_releases(orders))
     }
 
     async fn order(&self, id: OrderId) -> Result<Option<Order>> {
@@ -129,6 +126,13 @@ impl Ledger for Store {
         self.read_orders_of(user, before, limit).await
     }
 
+    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
+        retry_conflicts!(self.copy_into_index(ended_before, limit))
+    }
+}
+
+#[async_trait]
+impl SaleLedger for Store {
     async fn sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>> {
         self.read_sales(end_after).await
     }
@@ -137,11 +141,11 @@ impl Ledger for Store {
         self.read_sale(id).await
     }
 
-    async fn load(&self, id: SaleId) -> Result<Option<Loaded>> {
+    async fn load(&self, id: SaleId) -> Result<Option<LoadedSale>> {
         self.load_sale(id).await
     }
 
-    async fn inspect(&self, id: SaleId) -> Result<Option<Inspected>> {
+    async fn inspect(&self, id: SaleId) -> Result<Option<SaleRecords>> {
         self.inspect_sale(id).await
     }
 
@@ -149,18 +153,21 @@ impl Ledger for Store {
         self.read_orders_in(sale, after, limit).await
     }
 
-    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {
-        again!(self.insert_sale(draft, now))
+    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<CreateOutcome> {
+        retry_conflicts!(self.insert_sale(draft, now))
     }
 
-    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<Edited> {
-        again!(self.edit_status(sale, status))
+    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<EditOutcome> {
+        retry_conflicts!(self.edit_status(sale, status))
     }
 
-    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<Edited> {
-        again!(self.add_stock(sale, add, request_id, now))
+    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
+        retry_conflicts!(self.add_stock(sale, add, request_id, now))
     }
+}
 
+#[async_trait]
+impl WorkerLeases for Store {
     async fn lease_worker(
         &self,
         holder: &str,
@@ -168,25 +175,31 @@ impl Ledger for Store {
         not_before: Timestamp,
         span: Duration,
     ) -> Result<Lease> {
-        again!(self.grant_lease(holder, worker, not_before, span))
+        retry_conflicts!(self.grant_lease(holder, worker, not_before, span))
     }
 
     async fn return_worker(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {
-        again!(self.end_lease(holder, worker, unused_from))
-    }
-
-    async fn audit(&self, row: &AuditRow) -> Result<()> {
-        again!(self.append_audit(row))
-    }
-
-    async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {
-        self.read_audit(filter).await
+        retry_conflicts!(self.end_lease(holder, worker, unused_from))
     }
 
     async fn has_other_workers(&self, holder: &str) -> Result<bool> {
         self.find_other_worker(holder).await
     }
+}
 
+#[async_trait]
+impl AuditLog for Store {
+    async fn audit(&self, row: &AuditRow) -> Result<()> {
+        retry_conflicts!(self.append_audit(row))
+    }
+
+    async fn audit_log(&self, filter: AuditFilter<'_>) -> Result<Vec<AuditRow>> {
+        self.read_audit(filter).await
+    }
+}
+
+#[async_trait]
+impl Ledger for Store {
     async fn ping(&self) -> Result<()> {
         self.db.rows("SELECT id FROM sale WHERE id = 0", &[]).await?;
         Ok(())

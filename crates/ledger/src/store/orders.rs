@@ -1,6 +1,6 @@
 //! Reading orders, and the steps they take after they are made.
 
-use stampede_core::ports::{OrderRow, Owed, Result, Stepped};
+use stampede_core::ports::{OrderRow, PendingRelease, Result, TransitionOutcome};
 use stampede_core::{Epoch, Money, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId, failpoint};
 
 use super::{Store, list, unreadable};
@@ -35,8 +35,8 @@ pub(super) fn read_row(row: &Row) -> Result<OrderRow> {
 
 /// The gate owes a release for this dead order from now on.
 pub(super) async fn owe_release(tx: &mut Tx, order: OrderId, sale: SaleId, user: UserId) -> Result<()> {
-    let owed = "INSERT INTO owed (order_id, sale_id, user_id) VALUES (?, ?, ?)";
-    tx.execute(owed, args![order.get(), sale.get(), user.get()]).await?;
+    let pending_releases = "INSERT INTO pending_releases (order_id, sale_id, user_id) VALUES (?, ?, ?)";
+    tx.execute(pending_releases, args![order.get(), sale.get(), user.get()]).await?;
     Ok(())
 }
 
@@ -116,10 +116,10 @@ impl Store {
         Ok(true)
     }
 
-    pub(super) async fn cancel_order(&self, id: OrderId, user: UserId, now: Timestamp) -> Result<Stepped> {
+    pub(super) async fn cancel_order(&self, id: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {
         // Which sale is told by the order, and never changes; so it may be read before anything is locked.
         let Some(seen) = self.read_order(id).await?.filter(|order| order.user == user) else {
-            return Ok(Stepped::NoSuchOrder);
+            return Ok(TransitionOutcome::NoSuchOrder);
         };
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
@@ -129,7 +129,11 @@ impl Store {
         if !order.status.may_become(OrderStatus::Cancelled) {
             tx.roll_back().await?;
             let repeated = order.status == OrderStatus::Cancelled;
-            return Ok(if repeated { Stepped::Repeated(order) } else { Stepped::Illegal(order.status) });
+            return Ok(if repeated {
+                TransitionOutcome::Repeated(order)
+            } else {
+                TransitionOutcome::Illegal(order.status)
+            });
         }
         order.status = OrderStatus::Cancelled;
         // The clock of this process may be behind the one that made the order.
@@ -141,15 +145,15 @@ impl Store {
         tx.execute(update, args![freed, order.sale.get()]).await?;
         owe_release(&mut tx, id, order.sale, user).await?;
         tx.commit().await?;
-        Ok(Stepped::Done(order))
+        Ok(TransitionOutcome::Done(order))
     }
 
-    pub(super) async fn read_owed(&self, limit: u32) -> Result<Vec<Owed>> {
-        let sql = "SELECT order_id, sale_id, user_id FROM owed ORDER BY order_id LIMIT ?";
+    pub(super) async fn read_pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>> {
+        let sql = "SELECT order_id, sale_id, user_id FROM pending_releases ORDER BY order_id LIMIT ?";
         let rows = self.db.rows(sql, args![limit]).await?;
-        let bad = |_| unreadable("a row of owed");
+        let bad = |_| unreadable("a row of pending_releases");
         let read = |row: &Row| {
-            Ok(Owed {
+            Ok(PendingRelease {
                 order: OrderId::new(row.int(0)?).map_err(bad)?,
                 sale: SaleId::new(row.int(1)?).map_err(bad)?,
                 user: UserId::new(row.int(2)?).map_err(bad)?,
@@ -158,13 +162,13 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    pub(super) async fn delete_owed(&self, orders: &[OrderId]) -> Result<()> {
+    pub(super) async fn remove_pending_releases(&self, orders: &[OrderId]) -> Result<()> {
         if orders.is_empty() {
             return Ok(());
         }
         let mut tx = self.db.begin().await?;
         let ids = list(orders.iter().map(|order| order.get()));
-        tx.execute_text(format!("DELETE FROM owed WHERE order_id IN ({ids})")).await?;
+        tx.execute_text(format!("DELETE FROM pending_releases WHERE order_id IN ({ids})")).await?;
         tx.commit().await
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Every change locks the sale's row first, so that it cannot cross a recording of the same order.
 
-use stampede_core::ports::{Admitted, Discarded, QuarantinedOrder, Recorded, Result};
+use stampede_core::ports::{Admitted, DiscardOutcome, QuarantinedOrder, RecordOutcome, Result};
 use stampede_core::{Epoch, OrderId, RejectReason, SaleId, Timestamp, UserId};
 
 use super::orders::owe_release;
 use super::record::{find, insert_outcomes};
-use super::settle::settle;
+use super::resolve::resolve;
 use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
@@ -50,7 +50,7 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
-    pub(super) async fn put_in_quarantine(&self, item: &QuarantinedOrder) -> Result<Recorded> {
+    pub(super) async fn put_in_quarantine(&self, item: &QuarantinedOrder) -> Result<RecordOutcome> {
         let QuarantinedOrder { sale, epoch, admitted, error, quarantined_at } = item;
         let (batch, dialect) = ([*admitted], self.db.dialect());
         let mut tx = self.db.begin().await?;
@@ -58,7 +58,7 @@ impl Store {
         let outcome = match found.by_row(*sale, admitted) {
             Some(outcome) => outcome,
             None if found.epoch != *epoch => {
-                let refused = Recorded::Refused { reason: RejectReason::Epoch, keep: None };
+                let refused = RecordOutcome::Rejected { reason: RejectReason::Epoch, existing: None };
                 insert_outcomes(&mut tx, &found, *sale, *epoch, price_cents, &[(*admitted, refused)]).await?;
                 refused
             }
@@ -69,14 +69,14 @@ impl Store {
                 let (order, user, at) = (admitted.order.get(), admitted.user.get(), admitted.at.ms());
                 let (seq, now) = (admitted.seq, quarantined_at.ms());
                 tx.execute(&sql, args![order, sale.get(), user, epoch.0, seq, at, error.as_str(), now]).await?;
-                Recorded::Quarantined
+                RecordOutcome::Quarantined
             }
         };
         tx.commit().await?;
         Ok(outcome)
     }
 
-    pub(super) async fn record_quarantined(&self, id: OrderId) -> Result<Option<Recorded>> {
+    pub(super) async fn record_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>> {
         let Some(QuarantinedOrder { sale, admitted, .. }) = self.read_quarantined_order(id).await? else {
             return Ok(None);
         };
@@ -89,35 +89,35 @@ impl Store {
         }
         delete(&mut tx, id).await?;
         let epoch = found.epoch;
-        let outcome = settle(sale, epoch, &[admitted], &mut found)[0];
+        let outcome = resolve(sale, epoch, &[admitted], &mut found)[0];
         insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, outcome)]).await?;
-        if matches!(outcome, Recorded::Refused { .. }) {
+        if matches!(outcome, RecordOutcome::Rejected { .. }) {
             owe_release(&mut tx, id, sale, admitted.user).await?;
         }
         tx.commit().await?;
         Ok(Some(outcome))
     }
 
-    pub(super) async fn reject_quarantined(&self, id: OrderId) -> Result<Discarded> {
+    pub(super) async fn reject_quarantined(&self, id: OrderId) -> Result<DiscardOutcome> {
         // Read with its row, if it has one: what is left of the entry must go then.
         let row = self.db.row(&format!("{QUARANTINED} order_id = ?"), args![id.get()]).await?;
         let Some(QuarantinedOrder { sale, epoch, admitted, .. }) = row.as_ref().map(read).transpose()? else {
-            return Ok(Discarded::NoSuchOrder);
+            return Ok(DiscardOutcome::NoSuchOrder);
         };
         let mut tx = self.db.begin().await?;
         let (mut found, price_cents) = find(&mut tx, self.db.dialect(), sale, &[admitted]).await?;
         if found.quarantined.remove(&id).is_none() {
             tx.roll_back().await?;
-            return Ok(Discarded::NoSuchOrder);
+            return Ok(DiscardOutcome::NoSuchOrder);
         }
         delete(&mut tx, id).await?;
         let discarded = if found.rows.contains_key(&id) {
-            Discarded::HadRow
+            DiscardOutcome::AlreadyRecorded
         } else {
-            let refused = Recorded::Refused { reason: RejectReason::Discarded, keep: None };
+            let refused = RecordOutcome::Rejected { reason: RejectReason::Discarded, existing: None };
             insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, refused)]).await?;
             owe_release(&mut tx, id, sale, admitted.user).await?;
-            Discarded::Done
+            DiscardOutcome::Done
         };
         tx.commit().await?;
         Ok(discarded)

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use stampede_core::ports::{Admitted, LedgerError, Recorded, Result};
+use stampede_core::ports::{Admitted, LedgerError, RecordOutcome, Result};
 use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
-use super::settle::{Found, Row, settle};
+use super::resolve::{Found, Row, resolve};
 use super::{Store, list, unreadable};
-use crate::db::{Dialect, Pool, Tx, args, within};
+use crate::db::{Dialect, Pool, Tx, args, with_timeout};
 use crate::errors::{failed, not_begun};
 
 /// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
@@ -26,12 +26,17 @@ const FROM_ARRAYS: &str = "\
     ON CONFLICT DO NOTHING";
 
 impl Store {
-    pub(super) async fn record_batch(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+    pub(super) async fn record_batch(
+        &self,
+        sale: SaleId,
+        epoch: Epoch,
+        batch: &[Admitted],
+    ) -> Result<Vec<RecordOutcome>> {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
         if self.record_fast(sale, epoch, batch).await? {
-            return Ok(vec![Recorded::Recorded; batch.len()]);
+            return Ok(vec![RecordOutcome::Inserted; batch.len()]);
         }
         self.record_slow(sale, epoch, batch).await
     }
@@ -70,10 +75,10 @@ impl Store {
         Ok(all_in)
     }
 
-    async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<Recorded>> {
+    async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>> {
         let mut tx = self.db.begin().await?;
         let (mut found, price_cents) = find(&mut tx, self.db.dialect(), sale, batch).await?;
-        let outcomes = settle(sale, epoch, batch, &mut found);
+        let outcomes = resolve(sale, epoch, batch, &mut found);
         let pairs: Vec<_> = batch.iter().copied().zip(outcomes.iter().copied()).collect();
         insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &pairs).await?;
         failpoint::hit("record.inserted");
@@ -90,14 +95,17 @@ pub(super) async fn insert_outcomes(
     sale: SaleId,
     epoch: Epoch,
     price_cents: i64,
-    outcomes: &[(Admitted, Recorded)],
+    outcomes: &[(Admitted, RecordOutcome)],
 ) -> Result<()> {
     let (mut rows, mut index, mut sold) = (String::new(), String::new(), 0_i64);
     for (Admitted { order, user, seq, at }, outcome) in outcomes {
         let (live, status, reason) = match outcome {
-            Recorded::Recorded => ("1", OrderStatus::Unpaid, "NULL".to_owned()),
-            Recorded::Refused { reason, .. } => ("NULL", OrderStatus::Rejected, format!("'{}'", reason.as_str())),
-            Recorded::Already | Recorded::Dead | Recorded::IdCollision | Recorded::Quarantined => continue,
+            RecordOutcome::Inserted => ("1", OrderStatus::Unpaid, "NULL".to_owned()),
+            RecordOutcome::Rejected { reason, .. } => ("NULL", OrderStatus::Rejected, format!("'{}'", reason.as_str())),
+            RecordOutcome::AlreadyRecorded
+            | RecordOutcome::Dead
+            | RecordOutcome::IdCollision
+            | RecordOutcome::Quarantined => continue,
         };
         let (comma, status, at) = (if rows.is_empty() { "" } else { "," }, status.as_str(), at.ms());
         // Writing to a String cannot fail.
@@ -106,7 +114,7 @@ pub(super) async fn insert_outcomes(
             "{comma}({order},{sale},{user},{live},'{status}',{reason},{},{seq},{price_cents},{at},{at})",
             epoch.0,
         );
-        if *outcome == Recorded::Recorded {
+        if *outcome == RecordOutcome::Inserted {
             sold += 1;
             let _ = write!(index, "{}({user},{order})", if index.is_empty() { "" } else { "," });
         }
@@ -138,11 +146,11 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted
                 .bind(column(|item| item.user.get()))
                 .bind(column(|item| item.seq))
                 .bind(column(|item| item.at.ms()));
-            within(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
+            with_timeout(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
         }
         Tx::MySql(tx) => {
             let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(sorted, sale, epoch)));
-            match within(insert.execute(&mut **tx)).await {
+            match with_timeout(insert.execute(&mut **tx)).await {
                 Ok(done) => done.rows_affected(),
                 // A plain insert fails as a whole if one row is in the way.
                 Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),

@@ -1,6 +1,8 @@
 //! Sales: reading, creating, editing. Every edit raises `ver`.
 
-use stampede_core::ports::{AddedStock, Created, Edited, Inspected, Loaded, OrderRow, Result, SaleDraft};
+use stampede_core::ports::{
+    AddedStock, CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords,
+};
 use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId, VoucherId, Window, shop};
 
 use super::orders::{ROWS, read_row};
@@ -53,7 +55,7 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
-    pub(super) async fn load_sale(&self, id: SaleId) -> Result<Option<Loaded>> {
+    pub(super) async fn load_sale(&self, id: SaleId) -> Result<Option<LoadedSale>> {
         // One moment: the sale's row and its orders belong together.
         let mut tx = self.db.snapshot().await?;
         let Some(sale) = find(&mut tx, id).await? else {
@@ -71,10 +73,10 @@ impl Store {
         tx.roll_back().await?;
         let mark = |(user, order)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
         let marks: Option<Vec<_>> = pairs.into_iter().map(mark).collect();
-        Ok(Some(Loaded { sale, marks: marks.ok_or_else(|| unreadable("an order"))? }))
+        Ok(Some(LoadedSale { sale, marks: marks.ok_or_else(|| unreadable("an order"))? }))
     }
 
-    pub(super) async fn inspect_sale(&self, id: SaleId) -> Result<Option<Inspected>> {
+    pub(super) async fn inspect_sale(&self, id: SaleId) -> Result<Option<SaleRecords>> {
         let mut tx = self.db.snapshot().await?;
         let Some(sale) = find(&mut tx, id).await? else {
             tx.roll_back().await?;
@@ -91,24 +93,29 @@ impl Store {
                 break;
             }
         }
-        let (mut quarantine, mut owed, mut top_ups) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut quarantine, mut pending_releases, mut top_ups) = (Vec::new(), Vec::new(), Vec::new());
         let in_quarantine = format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}");
         tx.pairs(&in_quarantine, args![id.get()], &mut quarantine).await?;
-        tx.pairs("SELECT user_id, order_id FROM owed WHERE sale_id = ?", args![id.get()], &mut owed).await?;
+        tx.pairs(
+            "SELECT user_id, order_id FROM pending_releases WHERE sale_id = ?",
+            args![id.get()],
+            &mut pending_releases,
+        )
+        .await?;
         tx.pairs("SELECT at, added FROM top_up WHERE sale_id = ?", args![id.get()], &mut top_ups).await?;
         tx.roll_back().await?;
         let mark = |(user, order): (i64, i64)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
         let marks = |pairs: Vec<(i64, i64)>| pairs.into_iter().map(mark).collect::<Option<Vec<_>>>();
         let quarantine = marks(quarantine).ok_or_else(|| unreadable("a quarantined order"))?;
-        let owed = marks(owed).ok_or_else(|| unreadable("a row of owed"))?;
-        let owed = owed.into_iter().map(|(_, order)| order).collect();
+        let pending_releases = marks(pending_releases).ok_or_else(|| unreadable("a row of pending_releases"))?;
+        let pending_releases = pending_releases.into_iter().map(|(_, order)| order).collect();
         let added = |(at, added)| Some(AddedStock { at: Timestamp::from_ms(at), added: u32::try_from(added).ok()? });
         let top_ups: Option<Vec<_>> = top_ups.into_iter().map(added).collect();
         let top_ups = top_ups.ok_or_else(|| unreadable("a top-up"))?;
-        Ok(Some(Inspected { sale, orders, quarantine, owed, top_ups }))
+        Ok(Some(SaleRecords { sale, orders, quarantine, pending_releases, top_ups }))
     }
 
-    pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<Created> {
+    pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<CreateOutcome> {
         let SaleDraft { id, voucher, stock, window, status } = draft;
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
@@ -116,11 +123,11 @@ impl Store {
         let price = format!("SELECT price_cents FROM voucher WHERE id = ? AND kind = 'flash_sale'{lock}");
         let Some(price) = tx.row(&price, args![voucher.get()]).await? else {
             tx.roll_back().await?;
-            return Ok(Created::NoParent);
+            return Ok(CreateOutcome::ParentMissing);
         };
         if tx.row("SELECT id FROM sale WHERE voucher_id = ?", args![voucher.get()]).await?.is_some() {
             tx.roll_back().await?;
-            return Ok(Created::Exists);
+            return Ok(CreateOutcome::AlreadyExists);
         }
         let insert = "INSERT INTO sale (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, created_at)
                       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
@@ -128,7 +135,7 @@ impl Store {
         let values = args![id.get(), voucher.get(), price.int(0)?, status.as_str(), begin, end, stock, stock, now.ms()];
         tx.execute(insert, values).await?;
         tx.commit().await?;
-        Ok(Created::Done)
+        Ok(CreateOutcome::Created)
     }
 
     /// The sale, its row locked until the transaction ends.
@@ -138,36 +145,42 @@ impl Store {
         find(tx, id).await
     }
 
-    pub(super) async fn edit_status(&self, id: SaleId, status: SaleStatus) -> Result<Edited> {
+    pub(super) async fn edit_status(&self, id: SaleId, status: SaleStatus) -> Result<EditOutcome> {
         let mut tx = self.db.begin().await?;
         let refused = match self.locked(&mut tx, id).await? {
-            None => Edited::NoSuchSale,
-            Some(sale) if sale.status == status => Edited::Repeated(sale),
-            Some(sale) if !sale.status.may_become(status) => Edited::Illegal(sale.status),
+            None => EditOutcome::NoSuchSale,
+            Some(sale) if sale.status == status => EditOutcome::Repeated(sale),
+            Some(sale) if !sale.status.may_become(status) => EditOutcome::Illegal(sale.status),
             Some(before) => {
                 let after = Sale { status, ver: before.ver + 1, ..before.clone() };
                 let update = "UPDATE sale SET status = ?, ver = ? WHERE id = ?";
                 tx.execute(update, args![status.as_str(), after.ver, id.get()]).await?;
                 tx.commit().await?;
-                return Ok(Edited::Done { before, after });
+                return Ok(EditOutcome::Done { before, after });
             }
         };
         tx.roll_back().await?;
         Ok(refused)
     }
 
-    pub(super) async fn add_stock(&self, id: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<Edited> {
+    pub(super) async fn add_stock(
+        &self,
+        id: SaleId,
+        add: u32,
+        request_id: &str,
+        now: Timestamp,
+    ) -> Result<EditOutcome> {
         let mut tx = self.db.begin().await?;
         let sale = self.locked(&mut tx, id).await?;
         let earlier = tx.row("SELECT sale_id, added FROM top_up WHERE request_id = ?", args![request_id]).await?;
         let refused = match (sale, earlier) {
-            (None, _) => Edited::NoSuchSale,
+            (None, _) => EditOutcome::NoSuchSale,
             (Some(sale), Some(row)) if (row.int(0)?, row.int(1)?) == (id.get(), i64::from(add)) => {
-                Edited::Repeated(sale)
+                EditOutcome::Repeated(sale)
             }
-            (Some(_), Some(_)) => Edited::RequestIdReused,
+            (Some(_), Some(_)) => EditOutcome::RequestIdReused,
             (Some(sale), None) if sale.status == SaleStatus::Ended || add > shop::MAX_STOCK - sale.total => {
-                Edited::Illegal(sale.status)
+                EditOutcome::Illegal(sale.status)
             }
             (Some(before), None) => {
                 let total = before.total + add;
@@ -176,12 +189,12 @@ impl Store {
                 if !tx.insert_new(insert, args![request_id, id.get(), add, now.ms()]).await? {
                     // Another sale was given the same request at this very moment.
                     tx.roll_back().await?;
-                    return Ok(Edited::RequestIdReused);
+                    return Ok(EditOutcome::RequestIdReused);
                 }
                 let update = "UPDATE sale SET total = ?, cap = ?, ver = ? WHERE id = ?";
                 tx.execute(update, args![after.total, after.cap, after.ver, id.get()]).await?;
                 tx.commit().await?;
-                return Ok(Edited::Done { before, after });
+                return Ok(EditOutcome::Done { before, after });
             }
         };
         tx.roll_back().await?;

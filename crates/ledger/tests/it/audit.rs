@@ -2,8 +2,9 @@
 
 use sqlx::{Connection as _, MySqlConnection, raw_sql};
 use stampede_core::Timestamp;
+use stampede_core::ports::Stores;
 use stampede_core::ports::{AuditFilter, AuditRow};
-use stampede_ledger::{Database, Stores, open};
+use stampede_ledger::{Database, open};
 
 /// The row `n` of the action `action_id`.
 pub fn row(n: i64, action_id: i64, target: &str, outcome: &str) -> AuditRow {
@@ -54,7 +55,7 @@ pub async fn only_grows(stores: &Stores) {
 macro_rules! cannot_be_changed {
     ($connection:ty, $stores:expr, $url:expr, refused: $refused:expr, ignored: $ignored:expr) => {{
         use sqlx::Connection as _;
-        let stores: &stampede_ledger::Stores = $stores;
+        let stores: &stampede_core::ports::Stores = $stores;
         for (n, outcome) in [(1, "asked"), (2, "done")] {
             stores.ledger.audit(&$crate::audit::row(n, 1, "sale 9", outcome)).await.unwrap();
         }

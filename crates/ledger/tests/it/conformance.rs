@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use stampede_core::ids::WorkerId;
-use stampede_core::ports::{Admitted, Created, Edited, Recorded, SaleDraft, Stepped};
+use stampede_core::ports::Stores;
+use stampede_core::ports::{Admitted, CreateOutcome, EditOutcome, RecordOutcome, SaleDraft, TransitionOutcome};
 use stampede_core::*;
-use stampede_ledger::Stores;
 
 macro_rules! suite {
     ($fresh:expr) => {
@@ -58,8 +58,8 @@ fn batch(pairs: &[(i64, i64)]) -> Vec<Admitted> {
     pairs.iter().map(|&(o, u)| admitted(o, u)).collect()
 }
 
-fn refused(reason: RejectReason, keep: Option<i64>) -> Recorded {
-    Recorded::Refused { reason, keep: keep.map(order) }
+fn refused(reason: RejectReason, existing: Option<i64>) -> RecordOutcome {
+    RecordOutcome::Rejected { reason, existing: existing.map(order) }
 }
 
 pub async fn sale_of(stores: &Stores, stock: u32) -> SaleId {
@@ -81,10 +81,10 @@ pub async fn sale_of(stores: &Stores, stock: u32) -> SaleId {
         worth: Money::from_cents(900).unwrap(),
         on_shelf: true,
     };
-    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::Done);
+    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), CreateOutcome::Created);
     assert_eq!(stores.catalogue.voucher(voucher.id).await.unwrap().as_ref(), Some(&voucher));
     let sale = SaleId::new(9).unwrap();
-    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, stock), NOW).await.unwrap(), Created::Done);
+    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, stock), NOW).await.unwrap(), CreateOutcome::Created);
     sale
 }
 
@@ -93,7 +93,7 @@ fn draft(id: SaleId, voucher: VoucherId, stock: u32) -> SaleDraft {
     SaleDraft { id, voucher, stock, window, status: SaleStatus::OnSale }
 }
 
-pub async fn record(stores: &Stores, sale: SaleId, pairs: &[(i64, i64)]) -> Vec<Recorded> {
+pub async fn record(stores: &Stores, sale: SaleId, pairs: &[(i64, i64)]) -> Vec<RecordOutcome> {
     stores.ledger.record(sale, E1, &batch(pairs)).await.unwrap()
 }
 
@@ -109,10 +109,10 @@ pub async fn check(stores: &Stores, sale: SaleId) -> usize {
 pub async fn records_once(stores: &Stores) {
     let sale = sale_of(stores, 10).await;
     assert_eq!(record(stores, sale, &[]).await, []);
-    assert_eq!(record(stores, sale, &[(1, 1), (2, 2)]).await, [Recorded::Recorded; 2]);
+    assert_eq!(record(stores, sale, &[(1, 1), (2, 2)]).await, [RecordOutcome::Inserted; 2]);
     assert_eq!(
         record(stores, sale, &[(2, 2), (3, 3), (1, 1)]).await,
-        [Recorded::Already, Recorded::Recorded, Recorded::Already]
+        [RecordOutcome::AlreadyRecorded, RecordOutcome::Inserted, RecordOutcome::AlreadyRecorded]
     );
     assert_eq!(check(stores, sale).await, 3);
     let row = stores.ledger.order(order(1)).await.unwrap().unwrap();
@@ -127,18 +127,18 @@ pub async fn never_more_than_total(stores: &Stores) {
     let late_first = [(3, 3), (1, 1), (2, 2)];
     let answers = record(stores, sale, &late_first).await;
     let sold_out = refused(RejectReason::SoldOut, None);
-    assert_eq!(answers, [sold_out, Recorded::Recorded, Recorded::Recorded]);
+    assert_eq!(answers, [sold_out, RecordOutcome::Inserted, RecordOutcome::Inserted]);
     assert_eq!(check(stores, sale).await, 2);
     let row = stores.ledger.order(order(3)).await.unwrap().unwrap();
     assert_eq!(row.status, OrderStatus::Rejected, "a refused id ends as a row");
-    assert_eq!(record(stores, sale, &[(3, 3)]).await, [Recorded::Dead]);
+    assert_eq!(record(stores, sale, &[(3, 3)]).await, [RecordOutcome::Dead]);
 }
 
 pub async fn one_live_order_a_person(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     assert_eq!(
         record(stores, sale, &[(1, 1), (2, 1)]).await,
-        [Recorded::Recorded, refused(RejectReason::AlreadyHas, Some(1))]
+        [RecordOutcome::Inserted, refused(RejectReason::AlreadyHas, Some(1))]
     );
     assert_eq!(record(stores, sale, &[(3, 1)]).await, [refused(RejectReason::AlreadyHas, Some(1))]);
     assert_eq!(check(stores, sale).await, 1);
@@ -154,7 +154,7 @@ pub async fn refuses_another_epoch(stores: &Stores) {
 pub async fn tells_a_collision(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     record(stores, sale, &[(1, 1)]).await;
-    assert_eq!(record(stores, sale, &[(1, 2), (2, 2)]).await, [Recorded::IdCollision, Recorded::Recorded]);
+    assert_eq!(record(stores, sale, &[(1, 2), (2, 2)]).await, [RecordOutcome::IdCollision, RecordOutcome::Inserted]);
     assert_eq!(stores.ledger.order(order(1)).await.unwrap().unwrap().user, user(1));
     assert_eq!(check(stores, sale).await, 2);
 }
@@ -164,27 +164,30 @@ pub async fn cancels_once(stores: &Stores) {
     record(stores, sale, &[(1, 1)]).await;
     let later = NOW.plus(Duration::from_secs(1));
     let cancel = |who| stores.ledger.cancel(order(1), user(who), later);
-    assert_eq!(cancel(2).await.unwrap(), Stepped::NoSuchOrder, "another's order is as good as none");
-    let Stepped::Done(cancelled) = cancel(1).await.unwrap() else { panic!("not cancelled") };
+    assert_eq!(cancel(2).await.unwrap(), TransitionOutcome::NoSuchOrder, "another's order is as good as none");
+    let TransitionOutcome::Done(cancelled) = cancel(1).await.unwrap() else { panic!("not cancelled") };
     assert_eq!((cancelled.status, cancelled.updated_at), (OrderStatus::Cancelled, later));
     assert_eq!(stores.ledger.order(order(1)).await.unwrap(), Some(cancelled.clone()));
-    assert_eq!(cancel(1).await.unwrap(), Stepped::Repeated(cancelled));
+    assert_eq!(cancel(1).await.unwrap(), TransitionOutcome::Repeated(cancelled));
     assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().released, 1, "counted once");
     assert_eq!(check(stores, sale).await, 0);
     assert_eq!(stores.ledger.live_order(sale, user(1)).await.unwrap(), None);
 
-    let owed = stores.ledger.owed(10).await.unwrap();
-    assert_eq!(owed.iter().map(|o| (o.order, o.sale, o.user)).collect::<Vec<_>>(), [(order(1), sale, user(1))]);
-    stores.ledger.settle_owed(&[order(1)]).await.unwrap();
-    assert_eq!(stores.ledger.owed(10).await.unwrap(), []);
+    let pending_releases = stores.ledger.pending_releases(10).await.unwrap();
+    assert_eq!(
+        pending_releases.iter().map(|o| (o.order, o.sale, o.user)).collect::<Vec<_>>(),
+        [(order(1), sale, user(1))]
+    );
+    stores.ledger.delete_pending_releases(&[order(1)]).await.unwrap();
+    assert_eq!(stores.ledger.pending_releases(10).await.unwrap(), []);
 }
 
 pub async fn dead_stays_dead(stores: &Stores) {
     let sale = sale_of(stores, 2).await;
     record(stores, sale, &[(1, 1)]).await;
     stores.ledger.cancel(order(1), user(1), NOW).await.unwrap();
-    assert_eq!(record(stores, sale, &[(1, 1)]).await, [Recorded::Dead], "a late duplicate revives nothing");
-    assert_eq!(record(stores, sale, &[(2, 1)]).await, [Recorded::Recorded], "a new try may succeed");
+    assert_eq!(record(stores, sale, &[(1, 1)]).await, [RecordOutcome::Dead], "a late duplicate revives nothing");
+    assert_eq!(record(stores, sale, &[(2, 1)]).await, [RecordOutcome::Inserted], "a new try may succeed");
     assert_eq!(check(stores, sale).await, 1);
 }
 
@@ -201,8 +204,9 @@ pub async fn concurrent_batches_keep_the_fences(stores: &Stores) {
                     .collect();
                 for _again in 0..2 {
                     let answers = record(&stores, sale, &pairs).await;
-                    recorded
-                        .extend(pairs.iter().zip(answers).filter(|(_, a)| *a == Recorded::Recorded).map(|(p, _)| *p));
+                    recorded.extend(
+                        pairs.iter().zip(answers).filter(|(_, a)| *a == RecordOutcome::Inserted).map(|(p, _)| *p),
+                    );
                 }
             }
             recorded
@@ -223,30 +227,32 @@ pub async fn concurrent_batches_keep_the_fences(stores: &Stores) {
 pub async fn edits_are_versioned(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     let set = |status| stores.ledger.set_status(sale, status);
-    let Edited::Done { before, after: paused } = set(SaleStatus::Paused).await.unwrap() else { panic!("not paused") };
+    let EditOutcome::Done { before, after: paused } = set(SaleStatus::Paused).await.unwrap() else {
+        panic!("not paused")
+    };
     assert_eq!((paused.status, paused.ver), (SaleStatus::Paused, 2));
     assert_eq!((before.status, before.ver), (SaleStatus::OnSale, 1));
-    assert!(matches!(set(SaleStatus::Paused).await.unwrap(), Edited::Repeated(sale) if sale.ver == 2));
-    assert_eq!(set(SaleStatus::Draft).await.unwrap(), Edited::Illegal(SaleStatus::Paused));
-    assert!(matches!(set(SaleStatus::Ended).await.unwrap(), Edited::Done { .. }));
-    assert_eq!(set(SaleStatus::OnSale).await.unwrap(), Edited::Illegal(SaleStatus::Ended));
+    assert!(matches!(set(SaleStatus::Paused).await.unwrap(), EditOutcome::Repeated(sale) if sale.ver == 2));
+    assert_eq!(set(SaleStatus::Draft).await.unwrap(), EditOutcome::Illegal(SaleStatus::Paused));
+    assert!(matches!(set(SaleStatus::Ended).await.unwrap(), EditOutcome::Done { .. }));
+    assert_eq!(set(SaleStatus::OnSale).await.unwrap(), EditOutcome::Illegal(SaleStatus::Ended));
     let nowhere = SaleId::new(404).unwrap();
-    assert_eq!(stores.ledger.set_status(nowhere, SaleStatus::Ended).await.unwrap(), Edited::NoSuchSale);
+    assert_eq!(stores.ledger.set_status(nowhere, SaleStatus::Ended).await.unwrap(), EditOutcome::NoSuchSale);
     assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().ver, 3);
 }
 
 pub async fn tops_up_once(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     let top_up = |add, request| stores.ledger.top_up(sale, add, request, NOW);
-    let Edited::Done { before, after: more } = top_up(3, "a").await.unwrap() else { panic!("not topped up") };
+    let EditOutcome::Done { before, after: more } = top_up(3, "a").await.unwrap() else { panic!("not topped up") };
     assert_eq!((more.total, more.cap, more.ver), (8, 8, 2));
     assert_eq!((before.total, before.ver), (5, 1));
-    assert!(matches!(top_up(3, "a").await.unwrap(), Edited::Repeated(sale) if sale.total == 8));
-    assert_eq!(top_up(4, "a").await.unwrap(), Edited::RequestIdReused);
-    assert!(matches!(top_up(4, "b").await.unwrap(), Edited::Done { after, .. } if after.total == 12));
+    assert!(matches!(top_up(3, "a").await.unwrap(), EditOutcome::Repeated(sale) if sale.total == 8));
+    assert_eq!(top_up(4, "a").await.unwrap(), EditOutcome::RequestIdReused);
+    assert!(matches!(top_up(4, "b").await.unwrap(), EditOutcome::Done { after, .. } if after.total == 12));
     assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().total, 12);
     let too_much = top_up(shop::MAX_STOCK, "c").await.unwrap();
-    assert_eq!(too_much, Edited::Illegal(SaleStatus::OnSale));
+    assert_eq!(too_much, EditOutcome::Illegal(SaleStatus::OnSale));
 }
 
 pub async fn creates_only_under_a_parent(stores: &Stores) {
@@ -254,16 +260,16 @@ pub async fn creates_only_under_a_parent(stores: &Stores) {
     let held = stores.ledger.sale(sale).await.unwrap().unwrap();
     let other = SaleId::new(10).unwrap();
     let create = |voucher| stores.ledger.create_sale(draft(other, voucher, 1), NOW);
-    assert_eq!(create(held.voucher).await.unwrap(), Created::Exists, "one sale a voucher");
-    assert_eq!(create(VoucherId::new(404).unwrap()).await.unwrap(), Created::NoParent);
+    assert_eq!(create(held.voucher).await.unwrap(), CreateOutcome::AlreadyExists, "one sale a voucher");
+    assert_eq!(create(VoucherId::new(404).unwrap()).await.unwrap(), CreateOutcome::ParentMissing);
     let mut shop = stores.catalogue.shop(ShopId::new(1).unwrap()).await.unwrap().unwrap();
     shop.id = ShopId::new(2).unwrap();
     shop.type_id = ShopTypeId::new(404).unwrap();
-    assert_eq!(stores.catalogue.create_shop(&shop).await.unwrap(), Created::NoParent);
+    assert_eq!(stores.catalogue.create_shop(&shop).await.unwrap(), CreateOutcome::ParentMissing);
     let mut voucher = stores.catalogue.voucher(held.voucher).await.unwrap().unwrap();
     voucher.id = VoucherId::new(8).unwrap();
     voucher.shop = ShopId::new(404).unwrap();
-    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::NoParent);
+    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), CreateOutcome::ParentMissing);
     assert_eq!(stores.ledger.sales(Some(NOW)).await.unwrap().len(), 1);
     assert_eq!(stores.ledger.sales(Some(held.window.end)).await.unwrap(), []);
     assert_eq!(stores.ledger.sales(None).await.unwrap(), [held]);

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection as _, query_scalar, raw_sql};
-use stampede_core::ports::Recorded;
-use stampede_ledger::{Database, Stores, open};
+use stampede_core::ports::RecordOutcome;
+use stampede_core::ports::Stores;
+use stampede_ledger::{Database, open};
 use stampede_testkit::Server;
 
 static MARIADB: LazyLock<Server> = LazyLock::new(|| stampede_testkit::mariadb::start().unwrap());
@@ -82,7 +83,7 @@ macro_rules! deadlocks {
             let update = raw_sql(AssertSqlSafe(update)).execute(&mut other).await;
             ours_lost += i64::from(update.is_ok());
             raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
-            assert_eq!(recording.await.unwrap(), [Recorded::Recorded]);
+            assert_eq!(recording.await.unwrap(), [RecordOutcome::Inserted]);
         }
         assert!(ours_lost > 0, "the recording was never the one that was ended");
         assert_eq!(crate::conformance::check(&fresh.stores, sale).await as i64, rounds);

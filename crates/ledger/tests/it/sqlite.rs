@@ -1,6 +1,7 @@
 //! The suite on SQLite, and what only SQLite has.
 
-use stampede_ledger::{Database, Stores, open};
+use stampede_core::ports::Stores;
+use stampede_ledger::{Database, open};
 
 use crate::audit::{REFUSED, REPLACE, cannot_be_changed};
 use crate::conformance::{self, suite};

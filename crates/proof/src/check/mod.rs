@@ -14,7 +14,7 @@ mod tests;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use stampede_core::ports::Inspected;
+use stampede_core::ports::SaleRecords;
 use stampede_core::{Clock as _, OrderId, SaleId, SystemClock, Timestamp, UserId};
 
 use crate::history::Attempt;
@@ -47,7 +47,7 @@ pub struct NodeGate {
 /// All that is known of one sale.
 #[derive(Debug, Clone)]
 pub struct Evidence {
-    pub ledger: Inspected,
+    pub ledger: SaleRecords,
     /// Read from the database itself. The administrator's routes tell neither `sold`, nor the quarantine, nor owed releases, nor top-ups.
     pub from_database: bool,
     /// One for each node; empty if the system is stopped.
@@ -140,7 +140,7 @@ pub fn judge(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules) -> V
         each(8, "admitted inside the sale's window", &rows::inside_the_window),
         each(9, "orders took only legal steps", &rows::legal_states).unless_found(Some(rows::NO_STEPS.to_owned())),
         each(10, "no write under an older epoch", &rows::epochs_fence).unless_found(rows::one_epoch(sales)),
-        from_database(11, "nothing is left over: queues, owed releases, quarantine", &|sale, findings| {
+        from_database(11, "nothing is left over: queues, pending_releases releases, quarantine", &|sale, findings| {
             rows::nothing_left(sale, rules, findings);
         })
         .unless_found(rows::owed_while_stopped(sales)),

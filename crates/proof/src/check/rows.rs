@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use stampede_core::ids::Snowflake;
-use stampede_core::ports::{Inspected, OrderRow};
+use stampede_core::ports::{OrderRow, SaleRecords};
 use stampede_core::{Epoch, OrderId, OrderStatus, Timestamp, UserId, mark_digest};
 
 use super::findings::Findings;
@@ -34,7 +34,7 @@ pub(super) fn ledger_adds_up(evidence: &Evidence, findings: &mut Findings) {
 }
 
 /// Every mark that a gate should hold: live orders, and those in quarantine that have no row.
-fn owners(ledger: &Inspected) -> Vec<(UserId, OrderId)> {
+fn owners(ledger: &SaleRecords) -> Vec<(UserId, OrderId)> {
     let rows: HashSet<OrderId> = ledger.orders.iter().map(|row| row.order.id).collect();
     let quarantined = ledger.quarantine.iter().filter(|(_, order)| !rows.contains(order));
     let live = ledger.orders.iter().filter(|row| row.live);
@@ -43,7 +43,7 @@ fn owners(ledger: &Inspected) -> Vec<(UserId, OrderId)> {
 
 impl GateView {
     /// Does the gate hold exactly the marks that it should, as far as their digest tells?
-    pub(crate) fn agrees_with(&self, ledger: &Inspected) -> bool {
+    pub(crate) fn agrees_with(&self, ledger: &SaleRecords) -> bool {
         let owners = owners(ledger);
         self.marks as usize == owners.len() && self.digest == mark_digest(owners.into_iter())
     }
@@ -231,13 +231,14 @@ pub(super) fn epochs_fence(evidence: &Evidence, findings: &mut Findings) {
 fn owed_for_dead(evidence: &Evidence) -> impl Iterator<Item = &OrderId> {
     let dead: HashSet<OrderId> =
         evidence.ledger.orders.iter().filter(|row| !row.live).map(|row| row.order.id).collect();
-    evidence.ledger.owed.iter().filter(move |order| dead.contains(order))
+    evidence.ledger.pending_releases.iter().filter(move |order| dead.contains(order))
 }
 
 pub(super) fn owed_while_stopped(sales: &[Evidence]) -> Option<String> {
     let stopped = sales.iter().filter(|sale| sale.gates.is_empty());
-    let owed: usize = stopped.map(|sale| owed_for_dead(sale).count()).sum();
-    (owed > 0).then(|| format!("the system is stopped: {owed} releases wait for its next start"))
+    let pending_releases: usize = stopped.map(|sale| owed_for_dead(sale).count()).sum();
+    (pending_releases > 0)
+        .then(|| format!("the system is stopped: {pending_releases} releases wait for its next start"))
 }
 
 pub(super) fn nothing_left(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
@@ -250,9 +251,9 @@ pub(super) fn nothing_left(evidence: &Evidence, rules: Rules, findings: &mut Fin
         true => owed_for_dead(evidence).collect(),
         false => HashSet::new(),
     };
-    for order in evidence.ledger.owed.iter().filter(|order| !lawful.contains(order)) {
-        let text = format!("sale {sale}: the release of order {order} is owed to the gate");
-        findings.add(("owed", 0, order.get()), text);
+    for order in evidence.ledger.pending_releases.iter().filter(|order| !lawful.contains(order)) {
+        let text = format!("sale {sale}: the release of order {order} is pending_releases to the gate");
+        findings.add(("pending_releases", 0, order.get()), text);
     }
     for (user, order) in &evidence.ledger.quarantine {
         let text = format!("sale {sale}: order {order} of user {user} is in quarantine");

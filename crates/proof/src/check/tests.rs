@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stampede_core::ids::Snowflake;
-use stampede_core::ports::{AddedStock, Inspected, OrderRow};
+use stampede_core::ports::{AddedStock, OrderRow, SaleRecords};
 use stampede_core::{
     Clock as _, Epoch, Money, Order, OrderId, OrderStatus, Sale, SaleId, SaleStatus, SystemClock, Timestamp, UserId,
     VoucherId, Window, mark_digest,
@@ -49,8 +49,13 @@ impl Case {
             ver: 1,
             released: 0,
         };
-        let ledger =
-            Inspected { sale, orders: Vec::new(), quarantine: Vec::new(), owed: Vec::new(), top_ups: Vec::new() };
+        let ledger = SaleRecords {
+            sale,
+            orders: Vec::new(),
+            quarantine: Vec::new(),
+            pending_releases: Vec::new(),
+            top_ups: Vec::new(),
+        };
         let mut case =
             Self { evidence: Evidence { ledger, from_database: true, gates: Vec::new() }, history: Vec::new() };
         for n in 1..=sold {
@@ -433,23 +438,23 @@ fn steps_and_epochs_are_judged_only_if_there_were_any() {
 
 #[test]
 fn what_is_left_over() {
-    let owed = |case: &mut Case| {
+    let pending_releases = |case: &mut Case| {
         let order = case.cancel(1, 50);
         case.gates(1);
-        case.evidence.ledger.owed.push(order);
+        case.evidence.ledger.pending_releases.push(order);
     };
-    broken(owed).violates(11, "is owed to the gate");
+    broken(pending_releases).violates(11, "is pending_releases to the gate");
     // A stopped system cannot release it before it starts again.
-    let mut stopped = broken(owed);
+    let mut stopped = broken(pending_releases);
     stopped.evidence.gates.clear();
     stopped.holds();
     assert!(stopped.lines().iter().any(|line| line.to_string().contains("1 releases wait for its next start")));
     let never = broken(|case| {
         let order = case.history[0].order.unwrap();
-        case.evidence.ledger.owed.push(order);
+        case.evidence.ledger.pending_releases.push(order);
         case.evidence.gates.clear();
     });
-    never.violates(11, "is owed to the gate");
+    never.violates(11, "is pending_releases to the gate");
     broken(|case| case.evidence.ledger.quarantine.push((user(9), case.order(9, 9)))).violates(11, "is in quarantine");
 
     let mut waiting = Case::sold(5, 4);

@@ -91,7 +91,7 @@ CREATE TABLE orders (
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Marks that must still be released in the gate: written with the order's death, deleted after the release.
-CREATE TABLE owed (
+CREATE TABLE pending_releases (
     order_id BIGINT PRIMARY KEY,
     sale_id  BIGINT NOT NULL,
     user_id  BIGINT NOT NULL

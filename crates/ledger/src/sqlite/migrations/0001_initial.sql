@@ -88,7 +88,7 @@ CREATE TABLE orders (
 ) STRICT;
 
 -- Marks that must still be released in the gate: written with the order's death, deleted after the release.
-CREATE TABLE owed (
+CREATE TABLE pending_releases (
     order_id INTEGER PRIMARY KEY,
     sale_id  INTEGER NOT NULL,
     user_id  INTEGER NOT NULL

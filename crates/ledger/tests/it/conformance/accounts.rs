@@ -1,6 +1,6 @@
 //! The part of the suite about people: challenges, sessions, accounts.
 
-use stampede_core::ports::{Challenge, ChallengeId, Disabled, LogIn, Session, SessionId, WhichChallenge};
+use stampede_core::ports::{Challenge, ChallengeId, Disabled, LogInOutcome, Session, SessionId, WhichChallenge};
 
 use super::*;
 
@@ -62,11 +62,11 @@ pub async fn challenge_is_tried_few_times_and_used_once(stores: &Stores) {
         accounts.log_in(of.id, newcomer, SessionId([session; 16]), mine.expires_at, 20, NOW).await.unwrap()
     };
     let stranger = User { phone: other, ..newcomer.clone() };
-    assert_eq!(log_in(&mine, &stranger, 1).await, LogIn::Used, "another phone's");
-    let done = LogIn::Done { user: newcomer.clone(), ended: vec![] };
+    assert_eq!(log_in(&mine, &stranger, 1).await, LogInOutcome::Used, "another phone's");
+    let done = LogInOutcome::Done { user: newcomer.clone(), ended: vec![] };
     assert_eq!(log_in(&mine, &newcomer, 1).await, done);
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), 0, "a login forgives");
-    assert_eq!(log_in(&mine, &newcomer, 2).await, LogIn::Used, "once");
+    assert_eq!(log_in(&mine, &newcomer, 2).await, LogInOutcome::Used, "once");
     let again = User { id: user(6), ..newcomer.clone() };
     assert_eq!(log_in(&guessers, &again, 3).await, done, "the phone keeps its user");
     assert_eq!(accounts.user(user(5)).await.unwrap(), Some(newcomer));
@@ -114,7 +114,13 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
 }
 
 /// Opens a session by a code, as the user of the phone or else as this one.
-async fn open_session(stores: &Stores, user: &User, n: u8, created_at: Timestamp, expires_at: Timestamp) -> LogIn {
+async fn open_session(
+    stores: &Stores,
+    user: &User,
+    n: u8,
+    created_at: Timestamp,
+    expires_at: Timestamp,
+) -> LogInOutcome {
     let accounts = &stores.accounts;
     let challenge = challenge(n, &user.phone, 1, created_at);
     accounts.put_challenge(&challenge, 20).await.unwrap();
@@ -128,7 +134,7 @@ pub async fn sessions_slide_and_end(stores: &Stores) {
     let id = SessionId([7; 16]);
     let newcomer = User { id: user(5), phone, nickname: "n".into() };
     let opened = open_session(stores, &newcomer, 7, NOW, soon).await;
-    assert_eq!(opened, LogIn::Done { user: newcomer.clone(), ended: vec![] });
+    assert_eq!(opened, LogInOutcome::Done { user: newcomer.clone(), ended: vec![] });
     let session = Session { id, user: user(5), created_at: NOW, expires_at: soon };
     assert_eq!(accounts.session(id, NOW).await.unwrap(), Some(session));
     assert_eq!(accounts.session(id, soon).await.unwrap(), None, "expired");
@@ -150,7 +156,8 @@ pub async fn sessions_slide_and_end(stores: &Stores) {
     let mut ended = Vec::new();
     for (n, expires_at) in (10..16).zip([NOW, soon, soon, soon, soon, soon]) {
         let created_at = NOW.plus(Duration::from_millis(n.into()));
-        let LogIn::Done { ended: now_ended, .. } = open_session(stores, &newcomer, n, created_at, expires_at).await
+        let LogInOutcome::Done { ended: now_ended, .. } =
+            open_session(stores, &newcomer, n, created_at, expires_at).await
         else {
             panic!("no session");
         };
@@ -177,12 +184,12 @@ pub async fn disabled_account_has_no_session(stores: &Stores) {
     assert_eq!(disable(true).await, Some(Disabled { was: true, ended: vec![] }));
     assert_eq!(accounts.session(SessionId([1; 16]), NOW).await.unwrap(), None);
     assert!(accounts.account_of(&newcomer.phone).await.unwrap().unwrap().disabled);
-    assert_eq!(open_session(stores, &newcomer, 2, NOW, soon).await, LogIn::Disabled);
+    assert_eq!(open_session(stores, &newcomer, 2, NOW, soon).await, LogInOutcome::Disabled);
     assert_eq!(accounts.sessions_of(user(5), NOW).await.unwrap(), []);
     let used = accounts.log_in(ChallengeId([2; 16]), &newcomer, SessionId([2; 16]), soon, 3, NOW).await.unwrap();
-    assert_eq!(used, LogIn::Used, "the code is used up");
+    assert_eq!(used, LogInOutcome::Used, "the code is used up");
     assert_eq!(disable(false).await, Some(Disabled { was: true, ended: vec![] }));
     let opened = open_session(stores, &newcomer, 3, NOW, soon).await;
-    assert_eq!(opened, LogIn::Done { user: newcomer, ended: vec![] });
+    assert_eq!(opened, LogInOutcome::Done { user: newcomer, ended: vec![] });
     assert_eq!(accounts.set_disabled(user(6), true).await.unwrap(), None, "no such user");
 }

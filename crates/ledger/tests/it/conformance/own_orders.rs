@@ -6,9 +6,9 @@ use super::*;
 async fn another_sale(stores: &Stores, n: i64) -> SaleId {
     let first = stores.catalogue.voucher(VoucherId::new(7).unwrap()).await.unwrap().unwrap();
     let voucher = Voucher { id: VoucherId::new(100 + n).unwrap(), ..first };
-    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), Created::Done);
+    assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), CreateOutcome::Created);
     let sale = SaleId::new(100 + n).unwrap();
-    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, 100), NOW).await.unwrap(), Created::Done);
+    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, 100), NOW).await.unwrap(), CreateOutcome::Created);
     sale
 }
 
@@ -17,14 +17,14 @@ pub async fn a_cancellation_is_never_older_than_its_order(stores: &Stores) {
     record(stores, sale, &[(1, 1)]).await;
     let made = stores.ledger.order(order(1)).await.unwrap().unwrap();
     let earlier = made.created_at.minus(Duration::from_secs(3600));
-    let Stepped::Done(cancelled) = stores.ledger.cancel(order(1), user(1), earlier).await.unwrap() else {
+    let TransitionOutcome::Done(cancelled) = stores.ledger.cancel(order(1), user(1), earlier).await.unwrap() else {
         panic!("not cancelled")
     };
     assert_eq!(cancelled.updated_at, made.created_at);
     assert_eq!(stores.ledger.order(order(1)).await.unwrap(), Some(cancelled.clone()));
     let again = stores.ledger.cancel(order(1), user(1), NOW).await.unwrap();
-    assert_eq!(again, Stepped::Repeated(cancelled), "cancelled once, answered alike");
-    assert_eq!(stores.ledger.owed(10).await.unwrap().len(), 1);
+    assert_eq!(again, TransitionOutcome::Repeated(cancelled), "cancelled once, answered alike");
+    assert_eq!(stores.ledger.pending_releases(10).await.unwrap().len(), 1);
 }
 
 pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {
@@ -61,7 +61,7 @@ pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {
     }
     assert!(steps >= 6, "{steps}");
     // What is recorded afterwards is found as well.
-    assert_eq!(record(stores, sales[1], &[(500, 1), (501, 9)]).await, [Recorded::Recorded; 2]);
+    assert_eq!(record(stores, sales[1], &[(500, 1), (501, 9)]).await, [RecordOutcome::Inserted; 2]);
     assert_eq!(list(9).await, [501]);
     assert_eq!(list(1).await.first(), Some(&500));
     assert_eq!(check(stores, sales[1]).await, 2);

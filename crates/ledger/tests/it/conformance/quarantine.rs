@@ -1,6 +1,6 @@
 //! Orders that could not be recorded.
 
-use stampede_core::ports::{Discarded, QuarantinedOrder};
+use stampede_core::ports::{DiscardOutcome, QuarantinedOrder};
 
 use super::*;
 
@@ -14,7 +14,7 @@ pub async fn quarantined_orders_keep_their_mark_until_an_operator_acts(stores: &
     record(stores, sale, &[(1, 1)]).await;
     for error in ["odd", "odd again"] {
         let put = ledger.quarantine(&quarantined(sale, 2, E1, error)).await.unwrap();
-        assert_eq!(put, Recorded::Quarantined);
+        assert_eq!(put, RecordOutcome::Quarantined);
     }
     ledger.quarantine(&quarantined(sale, 3, E1, "odd")).await.unwrap();
     let marks = async || {
@@ -30,18 +30,27 @@ pub async fn quarantined_orders_keep_their_mark_until_an_operator_acts(stores: &
     assert_eq!(ledger.quarantined_order(order(3)).await.unwrap().as_ref(), listed.first());
 
     // A late duplicate of the message changes nothing, and takes no other order with it.
-    assert_eq!(record(stores, sale, &[(2, 2), (4, 4)]).await, [Recorded::Quarantined, Recorded::Recorded]);
+    assert_eq!(record(stores, sale, &[(2, 2), (4, 4)]).await, [RecordOutcome::Quarantined, RecordOutcome::Inserted]);
     let refused = record(stores, sale, &[(2, 9)]).await;
-    assert_eq!(refused, [Recorded::IdCollision], "an id in quarantine is another's");
+    assert_eq!(refused, [RecordOutcome::IdCollision], "an id in quarantine is another's");
 
-    assert_eq!(ledger.retry_quarantined(order(2)).await.unwrap(), Some(Recorded::Recorded));
+    assert_eq!(ledger.retry_quarantined(order(2)).await.unwrap(), Some(RecordOutcome::Inserted));
     assert_eq!(ledger.retry_quarantined(order(2)).await.unwrap(), None, "once");
     assert_eq!(ledger.order(order(2)).await.unwrap().unwrap().user, user(2));
-    assert_eq!(ledger.discard_quarantined(order(3)).await.unwrap(), Discarded::Done);
-    assert_eq!(ledger.discard_quarantined(order(3)).await.unwrap(), Discarded::NoSuchOrder, "once");
+    assert_eq!(ledger.discard_quarantined(order(3)).await.unwrap(), DiscardOutcome::Done);
+    assert_eq!(ledger.discard_quarantined(order(3)).await.unwrap(), DiscardOutcome::NoSuchOrder, "once");
     assert_eq!(ledger.order(order(3)).await.unwrap().unwrap().status, OrderStatus::Rejected);
-    assert_eq!(record(stores, sale, &[(3, 3)]).await, [Recorded::Dead], "a discarded order stays dead");
-    assert_eq!(ledger.owed(10).await.unwrap().iter().map(|owed| owed.order).collect::<Vec<_>>(), [order(3)]);
+    assert_eq!(record(stores, sale, &[(3, 3)]).await, [RecordOutcome::Dead], "a discarded order stays dead");
+    assert_eq!(
+        ledger
+            .pending_releases(10)
+            .await
+            .unwrap()
+            .iter()
+            .map(|pending_releases| pending_releases.order)
+            .collect::<Vec<_>>(),
+        [order(3)]
+    );
     assert_eq!(ledger.quarantined(None, 10).await.unwrap(), []);
     assert_eq!(marks().await, [1, 2, 4]);
     assert_eq!(check(stores, sale).await, 3);
@@ -52,16 +61,16 @@ pub async fn quarantine_yields_to_rows_epochs_and_stock(stores: &Stores) {
     let sale = sale_of(stores, 1).await;
     record(stores, sale, &[(1, 1)]).await;
     let put = async |id, epoch| ledger.quarantine(&quarantined(sale, id, epoch, "odd")).await.unwrap();
-    assert_eq!(put(1, E1).await, Recorded::Already, "recorded in the meantime");
-    let refused = Recorded::Refused { reason: RejectReason::Epoch, keep: None };
+    assert_eq!(put(1, E1).await, RecordOutcome::AlreadyRecorded, "recorded in the meantime");
+    let refused = RecordOutcome::Rejected { reason: RejectReason::Epoch, existing: None };
     assert_eq!(put(2, Epoch(7)).await, refused, "admitted before a rebuild");
-    assert_eq!(put(2, Epoch(7)).await, Recorded::Dead);
+    assert_eq!(put(2, Epoch(7)).await, RecordOutcome::Dead);
     assert_eq!(ledger.quarantined(None, 10).await.unwrap(), []);
 
-    assert_eq!(put(3, E1).await, Recorded::Quarantined);
-    let refused = Recorded::Refused { reason: RejectReason::SoldOut, keep: None };
+    assert_eq!(put(3, E1).await, RecordOutcome::Quarantined);
+    let refused = RecordOutcome::Rejected { reason: RejectReason::SoldOut, existing: None };
     assert_eq!(ledger.retry_quarantined(order(3)).await.unwrap(), Some(refused));
     assert_eq!(ledger.order(order(3)).await.unwrap().unwrap().status, OrderStatus::Rejected);
-    assert_eq!(ledger.owed(10).await.unwrap().len(), 1, "its mark must go");
+    assert_eq!(ledger.pending_releases(10).await.unwrap().len(), 1, "its mark must go");
     assert_eq!(check(stores, sale).await, 1);
 }

@@ -1,8 +1,8 @@
 //! What every ledger must do with shops and vouchers.
 
-use stampede_core::ports::{Created, Replaced, ShopFilter};
+use stampede_core::ports::Stores;
+use stampede_core::ports::{CreateOutcome, ReplaceOutcome, ShopFilter};
 use stampede_core::*;
-use stampede_ledger::Stores;
 
 pub async fn shops_are_searched_and_edited(stores: &Stores) {
     let catalogue = &stores.catalogue;
@@ -16,7 +16,7 @@ pub async fn shops_are_searched_and_edited(stores: &Stores) {
     };
     let all = [shop(1, 0, "Tea 100%"), shop(2, 0, "tea_house"), shop(3, 1, "TEA!"), shop(4, 1, "茶馆")];
     for one in &all {
-        assert_eq!(catalogue.create_shop(one).await.unwrap(), Created::Done);
+        assert_eq!(catalogue.create_shop(one).await.unwrap(), CreateOutcome::Created);
     }
     let find = async |type_id: Option<usize>, name: Option<&str>, before: Option<i64>, limit| {
         let filter = ShopFilter {
@@ -46,13 +46,13 @@ pub async fn shops_are_searched_and_edited(stores: &Stores) {
     assert_eq!(find(None, Some("tea"), Some(3), 1).await, [2]);
 
     let edited = Shop { name: "Coffee".into(), type_id: types[1].id, ..all[0].clone() };
-    assert_eq!(catalogue.edit_shop(&edited).await.unwrap(), Replaced::Done(all[0].clone()));
+    assert_eq!(catalogue.edit_shop(&edited).await.unwrap(), ReplaceOutcome::Done(all[0].clone()));
     assert_eq!(catalogue.shop(edited.id).await.unwrap(), Some(edited.clone()));
     assert_eq!(find(None, Some("coffee"), None, 10).await, [1]);
     assert_eq!(find(None, Some("tea"), None, 10).await, [3, 2], "found by its new name alone");
-    assert_eq!(catalogue.edit_shop(&shop(9, 0, "x")).await.unwrap(), Replaced::NoSuch);
+    assert_eq!(catalogue.edit_shop(&shop(9, 0, "x")).await.unwrap(), ReplaceOutcome::NotFound);
     let nowhere = Shop { type_id: ShopTypeId::new(404).unwrap(), ..edited.clone() };
-    assert_eq!(catalogue.edit_shop(&nowhere).await.unwrap(), Replaced::NoParent);
+    assert_eq!(catalogue.edit_shop(&nowhere).await.unwrap(), ReplaceOutcome::ParentMissing);
 
     let voucher = |n, title: &str, on_shelf| Voucher {
         id: VoucherId::new(n).unwrap(),
@@ -66,14 +66,14 @@ pub async fn shops_are_searched_and_edited(stores: &Stores) {
         on_shelf,
     };
     for one in [voucher(1, "one", true), voucher(2, "two", true)] {
-        assert_eq!(catalogue.create_voucher(&one).await.unwrap(), Created::Done);
+        assert_eq!(catalogue.create_voucher(&one).await.unwrap(), CreateOutcome::Created);
     }
     let shelved = catalogue.shelve_voucher(VoucherId::new(2).unwrap(), false).await.unwrap();
-    assert_eq!(shelved, Replaced::Done(voucher(2, "two", true)));
-    assert_eq!(catalogue.shelve_voucher(VoucherId::new(3).unwrap(), false).await.unwrap(), Replaced::NoSuch);
+    assert_eq!(shelved, ReplaceOutcome::Done(voucher(2, "two", true)));
+    assert_eq!(catalogue.shelve_voucher(VoucherId::new(3).unwrap(), false).await.unwrap(), ReplaceOutcome::NotFound);
     let replaced = catalogue.edit_voucher(&voucher(2, "zwei", true)).await.unwrap();
-    assert_eq!(replaced, Replaced::Done(voucher(2, "two", false)));
-    assert_eq!(catalogue.edit_voucher(&voucher(3, "x", true)).await.unwrap(), Replaced::NoSuch);
+    assert_eq!(replaced, ReplaceOutcome::Done(voucher(2, "two", false)));
+    assert_eq!(catalogue.edit_voucher(&voucher(3, "x", true)).await.unwrap(), ReplaceOutcome::NotFound);
     let listed = catalogue.vouchers_of(edited.id).await.unwrap();
     assert_eq!(listed, [voucher(2, "zwei", false), voucher(1, "one", true)]);
 }
@@ -84,7 +84,7 @@ pub async fn a_search_looks_at_so_many_shops_and_no_more(stores: &Stores) {
     let type_id = catalogue.shop_types().await.unwrap()[0].id;
     let create = async |n: i64, name: &str| {
         let shop = Shop { id: ShopId::new(n).unwrap(), type_id, name: name.into(), address: String::new() };
-        assert_eq!(catalogue.create_shop(&shop).await.unwrap(), Created::Done);
+        assert_eq!(catalogue.create_shop(&shop).await.unwrap(), CreateOutcome::Created);
     };
     create(1, "abcd").await;
     for n in 2..1010 {

@@ -13,26 +13,26 @@ const AT_ONCE: u32 = 1000;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Looks when told, and every few seconds in case nobody could tell.
-pub(crate) async fn keep(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>, told: Arc<Notify>) {
+pub(crate) async fn run(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>, told: Arc<Notify>) {
     loop {
         // A timeout is as good as a call.
         let _ = tokio::time::timeout(LOOK_EVERY, told.notified()).await;
         if let Err(error) = settle(ledger.as_ref(), &gate).await {
-            tracing::warn!(error = describe(&error), "cannot settle what the gate is owed; trying again");
+            tracing::warn!(error = describe(&error), "cannot settle what the gate is pending_releases; trying again");
         }
     }
 }
 
 pub(crate) async fn settle(ledger: &dyn Ledger, gate: &MemoryGate) -> Result<()> {
     loop {
-        let owed = ledger.owed(AT_ONCE).await?;
-        if owed.is_empty() {
+        let pending_releases = ledger.pending_releases(AT_ONCE).await?;
+        if pending_releases.is_empty() {
             return Ok(());
         }
-        for owed in &owed {
-            gate.release(owed.sale, owed.user, owed.order, None);
+        for pending_releases in &pending_releases {
+            gate.release(pending_releases.sale, pending_releases.user, pending_releases.order, None);
         }
-        let orders: Vec<_> = owed.iter().map(|owed| owed.order).collect();
-        ledger.settle_owed(&orders).await?;
+        let orders: Vec<_> = pending_releases.iter().map(|pending_releases| pending_releases.order).collect();
+        ledger.delete_pending_releases(&orders).await?;
     }
 }

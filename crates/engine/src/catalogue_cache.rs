@@ -31,7 +31,7 @@ const ALL_TYPES: u8 = 0;
 type Kept<K, V> = Cache<K, V, LedgerError>;
 
 #[derive(Debug)]
-pub(crate) struct Reads {
+pub(crate) struct CatalogueCache {
     catalogue: Arc<dyn Catalogue>,
     types: Kept<u8, Vec<ShopType>>,
     pub(crate) shops: Kept<ShopId, Shop>,
@@ -40,7 +40,7 @@ pub(crate) struct Reads {
     pub(crate) sales: Option<Kept<SaleId, Sale>>,
 }
 
-impl Reads {
+impl CatalogueCache {
     pub(crate) fn new(catalogue: Arc<dyn Catalogue>, among_others: bool) -> Self {
         let time = if among_others { AMONG_OTHERS } else { ALONE };
         let settings = |name: &str| {

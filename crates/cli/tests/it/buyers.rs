@@ -101,8 +101,8 @@ async fn an_order_is_its_owners_and_cancels_once() {
     assert_eq!(mine["orders"][0]["status"], "cancelled");
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     let stores = ledger(&folder).await;
-    while !stores.ledger.owed(10).await.unwrap().is_empty() {
-        assert!(std::time::Instant::now() < deadline, "what the gate was owed is never settled");
+    while !stores.ledger.pending_releases(10).await.unwrap().is_empty() {
+        assert!(std::time::Instant::now() < deadline, "what the gate was pending_releases is never settled");
         tokio::task::yield_now().await;
     }
 }

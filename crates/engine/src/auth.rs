@@ -21,10 +21,10 @@ use crate::login::Sender;
 use crate::proof_of_work::ProofOfWork;
 use crate::send_budget::{SendBudgets, SendLimiter};
 use crate::sessions::Sessions;
-use crate::token::{Sealer, SessionKeys};
+use crate::token::{SessionKeys, TokenSigner};
 
 #[derive(Debug, Clone, Copy)]
-pub struct PeopleConfig {
+pub struct AuthConfig {
     /// A session ends this long after its last use.
     pub session_ttl: Duration,
     /// A session ends this long after its login, however often it is used.
@@ -46,7 +46,7 @@ pub struct PeopleConfig {
 }
 
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct CachedSession {
     user: UserId,
     created_at: Timestamp,
     expires_at_ms: AtomicI64,
@@ -58,7 +58,7 @@ pub(crate) struct Known {
     ended: bool,
 }
 
-impl Known {
+impl CachedSession {
     /// Has it been over for a while? What has just ended stays, so that nobody brings it back who had read it before.
     pub(crate) fn is_long_over(&self, now: Timestamp) -> bool {
         self.expires_at_ms.load(Ordering::Relaxed) < now.minus(Duration::from_secs(60)).ms()
@@ -78,25 +78,25 @@ pub struct Proven {
 }
 
 #[derive(Debug)]
-pub(crate) struct People {
-    pub(crate) config: PeopleConfig,
+pub(crate) struct Auth {
+    pub(crate) config: AuthConfig,
     pub(crate) accounts: Arc<dyn Accounts>,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) sealer: Sealer,
+    pub(crate) token_signer: TokenSigner,
     pub(crate) sender: Option<Arc<dyn Sender>>,
     pub(crate) budgets: SendLimiter,
     pub(crate) proof_of_work: ProofOfWork,
-    sessions: Arc<Sessions<Known>>,
+    sessions: Arc<Sessions<CachedSession>>,
     touched: mpsc::Sender<Session>,
     lookups: Arc<Semaphore>,
     /// How often the ledger was asked for a session.
     asked: Counter,
 }
 
-impl People {
+impl Auth {
     /// Also returns the sessions whose new expiry is to be written. `key` is the ledger's, for when the settings have none.
     pub(crate) fn new(
-        config: PeopleConfig,
+        config: AuthConfig,
         accounts: Arc<dyn Accounts>,
         clock: Arc<dyn Clock>,
         key: [u8; 32],
@@ -104,11 +104,11 @@ impl People {
     ) -> (Self, mpsc::Receiver<Session>) {
         let (touched, to_write) = mpsc::channel(10_000);
         let keys = config.session_keys.unwrap_or(SessionKeys { current: key, previous: None });
-        let people = Self {
+        let auth = Self {
             config,
             accounts,
             clock,
-            sealer: Sealer::new(&keys.current, keys.previous.as_ref()),
+            token_signer: TokenSigner::new(&keys.current, keys.previous.as_ref()),
             sender,
             budgets: SendLimiter::new(config.budgets),
             proof_of_work: ProofOfWork::new(config.proof_of_work_bits),
@@ -117,8 +117,8 @@ impl People {
             lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
             asked: counter!("stampede_session_lookups_total"),
         };
-        people.asked.increment(0);
-        (people, to_write)
+        auth.asked.increment(0);
+        (auth, to_write)
     }
 
     /// When a session that was opened then and is used now expires.
@@ -131,9 +131,9 @@ impl People {
         session.expires_at.min(session.created_at.plus(self.config.session_lifetime))
     }
 
-    pub(crate) fn remember(&self, session: Session, now: Timestamp) -> Arc<Known> {
+    pub(crate) fn remember(&self, session: Session, now: Timestamp) -> Arc<CachedSession> {
         let expires_at_ms = self.latest_expiry(&session).ms();
-        let known = Arc::new(Known {
+        let known = Arc::new(CachedSession {
             user: session.user,
             created_at: session.created_at,
             expires_at_ms: AtomicI64::new(expires_at_ms),
@@ -145,7 +145,7 @@ impl People {
         self.sessions.get_or_put(session.id, known)
     }
 
-    pub(crate) fn sessions(&self) -> Arc<Sessions<Known>> {
+    pub(crate) fn sessions(&self) -> Arc<Sessions<CachedSession>> {
         self.sessions.clone()
     }
 
@@ -160,7 +160,7 @@ impl People {
         let now = self.clock.now();
         let at_ms = || AtomicI64::new(now.ms());
         let (expires_at_ms, written_ms, checked_ms) = (at_ms(), at_ms(), at_ms());
-        let ended = Known { user, created_at: now, expires_at_ms, written_ms, checked_ms, ended: true };
+        let ended = CachedSession { user, created_at: now, expires_at_ms, written_ms, checked_ms, ended: true };
         self.sessions.put(id, Arc::new(ended));
     }
 
@@ -178,7 +178,7 @@ impl People {
     }
 
     /// Moves the expiry, and has it written once it has moved by a thirtieth of the session's life.
-    fn slide(&self, id: SessionId, known: &Known, now: Timestamp) {
+    fn slide(&self, id: SessionId, known: &CachedSession, now: Timestamp) {
         let expires_at = self.expiry(known.created_at, now);
         known.expires_at_ms.fetch_max(expires_at.ms(), Ordering::Relaxed);
         let written_ms = known.written_ms.load(Ordering::Relaxed);
@@ -198,19 +198,19 @@ impl People {
 impl Engine {
     /// Sessions for the test buyers `first..first + count`, without codes: only for load tests. Each with its token.
     pub async fn open_test_sessions(&self, first: u32, count: u32) -> Result<Vec<(UserId, String)>, Error> {
-        let people = &self.people;
-        let now = people.clock.now();
-        let expires_at = people.expiry(now, now);
+        let auth = &self.auth;
+        let now = auth.clock.now();
+        let expires_at = auth.expiry(now, now);
         let tester = |n: u32| {
             let phone = Phone::parse(&format!("199{n:08}")).map_err(|_| Error::Plain(Code::InvalidRequest))?;
             Ok::<_, Error>(User { id: self.next_id(UserId::new)?, phone, nickname: format!("tester_{n}") })
         };
         let testers = (first..first.saturating_add(count)).map(tester).collect::<Result<Vec<_>, _>>()?;
         let ids: Vec<SessionId> = testers.iter().map(|_| SessionId(rand::rng().random())).collect();
-        let users = people.accounts.open_sessions(&testers, &ids, expires_at, now).await?;
+        let users = auth.accounts.open_sessions(&testers, &ids, expires_at, now).await?;
         let open = |(id, user): (SessionId, UserId)| {
-            people.remember(Session { id, user, created_at: now, expires_at }, now);
-            (user, people.sealer.token(id, user))
+            auth.remember(Session { id, user, created_at: now, expires_at }, now);
+            (user, auth.token_signer.token(id, user))
         };
         Ok(ids.into_iter().zip(users).map(open).collect())
     }
@@ -218,8 +218,8 @@ impl Engine {
     /// Whose token is it? Junk, and what is known to have ended, is refused without asking any store; it does not count against
     /// the limits of its user either. Those come after this and before [`Engine::authenticate`], which may ask the ledger.
     pub fn prove(&self, token: &str) -> Result<Proven, Error> {
-        let (session, user) = self.people.sealer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
-        match self.people.sessions.get(session) {
+        let (session, user) = self.auth.token_signer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
+        match self.auth.sessions.get(session) {
             Some(known) if known.ended => Err(Error::Plain(Code::Unauthorized)),
             _ => Ok(Proven { user, session }),
         }
@@ -227,14 +227,14 @@ impl Engine {
 
     /// Is the session open? Then it lives on.
     pub async fn authenticate(&self, proven: Proven) -> Result<UserId, Error> {
-        let people = &self.people;
+        let auth = &self.auth;
         let Proven { user, session: id } = proven;
         let refused = Error::Plain(Code::Unauthorized);
-        let now = people.clock.now();
-        let known = match people.sessions.get(id) {
+        let now = auth.clock.now();
+        let known = match auth.sessions.get(id) {
             Some(known) => known,
-            None => match people.read(proven, now).await? {
-                Some(session) => people.remember(session, now),
+            None => match auth.read(proven, now).await? {
+                Some(session) => auth.remember(session, now),
                 None => return Err(refused),
             },
         };
@@ -243,32 +243,32 @@ impl Engine {
         }
         let checked_ms = known.checked_ms.load(Ordering::Relaxed);
         if self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS {
-            let Some(session) = people.read(proven, now).await? else { return Err(refused) };
+            let Some(session) = auth.read(proven, now).await? else { return Err(refused) };
             // It may have been used elsewhere.
-            known.expires_at_ms.fetch_max(people.latest_expiry(&session).ms(), Ordering::Relaxed);
+            known.expires_at_ms.fetch_max(auth.latest_expiry(&session).ms(), Ordering::Relaxed);
             known.checked_ms.store(now.ms(), Ordering::Relaxed);
         }
         if known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
             return Err(refused);
         }
-        people.slide(id, &known, now);
+        auth.slide(id, &known, now);
         Ok(user)
     }
 
     /// A public page was asked for by this session: it lives on. Never waits for the ledger: `false` if the session is not in
     /// memory, which [`Engine::look_up`] changes.
     pub fn refresh(&self, proven: Proven) -> bool {
-        let (people, now) = (&self.people, self.people.clock.now());
-        let Some(known) = people.sessions.get(proven.session) else { return false };
+        let (auth, now) = (&self.auth, self.auth.clock.now());
+        let Some(known) = auth.sessions.get(proven.session) else { return false };
         if !known.ended && known.expires_at_ms.load(Ordering::Relaxed) > now.ms() {
-            people.slide(proven.session, &known, now);
+            auth.slide(proven.session, &known, now);
         }
         true
     }
 
-    /// Reads the session from the ledger in the background, unless many are being read already.
+    /// CatalogueCache the session from the ledger in the background, unless many are being read already.
     pub fn look_up(self: &Arc<Self>, proven: Proven) {
-        let Ok(place) = self.people.lookups.clone().try_acquire_owned() else { return };
+        let Ok(place) = self.auth.lookups.clone().try_acquire_owned() else { return };
         let engine = self.clone();
         tokio::spawn(async move {
             if let Err(error) = engine.authenticate(proven).await {
@@ -281,34 +281,34 @@ impl Engine {
 
     /// Ends the session of this token, at once.
     pub async fn log_out(&self, token: &str) -> Result<(), Error> {
-        let (session, user) = self.people.sealer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
+        let (session, user) = self.auth.token_signer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
         self.end_session(user, session).await
     }
 
     /// Ends the user's own session, at once.
     pub async fn end_session(&self, user: UserId, id: SessionId) -> Result<(), Error> {
         // The ledger first: a session forgotten here alone would come back from there.
-        let ended = self.people.accounts.end_session(user, id).await;
+        let ended = self.auth.accounts.end_session(user, id).await;
         let ended = self.or_forget_all(ended)?;
-        if ended || self.people.sessions.get(id).is_some_and(|known| known.user == user) {
-            self.people.forget(id, user);
+        if ended || self.auth.sessions.get(id).is_some_and(|known| known.user == user) {
+            self.auth.forget(id, user);
         }
         if ended { Ok(()) } else { Err(Error::Plain(Code::NoSuchSession)) }
     }
 
     /// Ends all sessions of the user, at once.
     pub async fn end_sessions(&self, user: UserId) -> Result<Outcome<()>, Error> {
-        let ended = self.people.accounts.end_sessions(user).await;
+        let ended = self.auth.accounts.end_sessions(user).await;
         let ended = self.or_forget_all(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.people.forget_each(&ended, user);
+        self.auth.forget_each(&ended, user);
         Ok(Outcome::done((), vec![Change::new("sessions", ended.len(), 0)]))
     }
 
     /// A disabled account has no sessions and cannot log in.
     pub async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Outcome<Account>, Error> {
-        let done = self.people.accounts.set_disabled(user, disabled).await;
+        let done = self.auth.accounts.set_disabled(user, disabled).await;
         let Disabled { was, ended } = self.or_forget_all(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.people.forget_each(&ended, user);
+        self.auth.forget_each(&ended, user);
         let account = self.account(user).await?;
         if was == disabled {
             return Ok(Outcome::unchanged(account));
@@ -320,25 +320,25 @@ impl Engine {
     /// read again.
     fn or_forget_all<T>(&self, ended: Result<T, LedgerError>) -> Result<T, Error> {
         ended.map_err(|error| {
-            self.people.forget_all();
+            self.auth.forget_all();
             error.into()
         })
     }
 
     /// The user's sessions, newest first.
     pub async fn sessions(&self, user: UserId) -> Result<Vec<Session>, Error> {
-        Ok(self.people.accounts.sessions_of(user, self.people.clock.now()).await?)
+        Ok(self.auth.accounts.sessions_of(user, self.auth.clock.now()).await?)
     }
 
     pub async fn user(&self, id: UserId) -> Result<User, Error> {
-        self.people.accounts.user(id).await?.ok_or(Error::Plain(Code::Unauthorized))
+        self.auth.accounts.user(id).await?.ok_or(Error::Plain(Code::Unauthorized))
     }
 
     pub async fn account(&self, id: UserId) -> Result<Account, Error> {
-        self.people.accounts.account(id).await?.ok_or(Error::Plain(Code::NoSuchUser))
+        self.auth.accounts.account(id).await?.ok_or(Error::Plain(Code::NoSuchUser))
     }
 
     pub async fn account_of(&self, phone: &Phone) -> Result<Account, Error> {
-        self.people.accounts.account_of(phone).await?.ok_or(Error::Plain(Code::NoSuchUser))
+        self.auth.accounts.account_of(phone).await?.ok_or(Error::Plain(Code::NoSuchUser))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use stampede_core::ports::{Admitted, Recorded};
+use stampede_core::ports::{Admitted, RecordOutcome};
 use stampede_core::{Epoch, OrderId, RejectReason, SaleId, UserId};
 
 /// A row that has one of the batch's ids.
@@ -30,38 +30,44 @@ pub(crate) struct Found {
 
 impl Found {
     /// What the order is by the row that has its id, if there is one.
-    pub(crate) fn by_row(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<Recorded> {
+    pub(crate) fn by_row(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<RecordOutcome> {
         self.rows.get(order).map(|row| match row {
-            row if row.sale != sale || row.user != *user => Recorded::IdCollision,
-            row if row.live => Recorded::Already,
-            _ => Recorded::Dead,
+            row if row.sale != sale || row.user != *user => RecordOutcome::IdCollision,
+            row if row.live => RecordOutcome::AlreadyRecorded,
+            _ => RecordOutcome::Dead,
         })
     }
 
     /// The same by the quarantine.
-    fn by_quarantine(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<Recorded> {
+    fn by_quarantine(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<RecordOutcome> {
         let same = *self.quarantined.get(order)? == (sale, *user);
-        Some(if same { Recorded::Quarantined } else { Recorded::IdCollision })
+        Some(if same { RecordOutcome::Quarantined } else { RecordOutcome::IdCollision })
     }
 }
 
 /// One answer per order, in the order of the batch. Who came first (by `seq`) gets what is left.
-pub(crate) fn settle(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mut Found) -> Vec<Recorded> {
+pub(crate) fn resolve(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mut Found) -> Vec<RecordOutcome> {
     let mut turns: Vec<usize> = (0..batch.len()).collect();
     turns.sort_by_key(|&i| (batch[i].seq, batch[i].order));
-    let mut answers = vec![Recorded::IdCollision; batch.len()];
+    let mut answers = vec![RecordOutcome::IdCollision; batch.len()];
     for i in turns {
         let Admitted { order, user, .. } = batch[i];
         answers[i] = match found.by_row(sale, &batch[i]).or_else(|| found.by_quarantine(sale, &batch[i])) {
             Some(known) => known,
             None => {
                 let answer = match found.live.get(&user) {
-                    Some(&keep) => Recorded::Refused { reason: RejectReason::AlreadyHas, keep: Some(keep) },
-                    None if epoch != found.epoch => Recorded::Refused { reason: RejectReason::Epoch, keep: None },
-                    None if found.room == 0 => Recorded::Refused { reason: RejectReason::SoldOut, keep: None },
-                    None => Recorded::Recorded,
+                    Some(&existing) => {
+                        RecordOutcome::Rejected { reason: RejectReason::AlreadyHas, existing: Some(existing) }
+                    }
+                    None if epoch != found.epoch => {
+                        RecordOutcome::Rejected { reason: RejectReason::Epoch, existing: None }
+                    }
+                    None if found.room == 0 => {
+                        RecordOutcome::Rejected { reason: RejectReason::SoldOut, existing: None }
+                    }
+                    None => RecordOutcome::Inserted,
                 };
-                let live = answer == Recorded::Recorded;
+                let live = answer == RecordOutcome::Inserted;
                 if live {
                     found.room -= 1;
                     found.live.insert(user, order);
@@ -112,28 +118,28 @@ mod tests {
                 .map(|(o, u, seq)| Admitted { order: order(o), user: user(u), seq, at: Timestamp::from_ms(0) })
                 .collect();
             let epoch = if same_epoch { Epoch(1) } else { Epoch(2) };
-            let answers = settle(sale, epoch, &batch, &mut found);
+            let answers = resolve(sale, epoch, &batch, &mut found);
             prop_assert_eq!(answers.len(), batch.len());
 
             let (mut sold, mut ids) = (0, HashSet::new());
             let mut owners: HashSet<UserId> = before.keys().copied().collect();
             for (item, answer) in batch.iter().zip(&answers) {
                 match answer {
-                    Recorded::Recorded => {
+                    RecordOutcome::Inserted => {
                         sold += 1;
                         prop_assert!(same_epoch);
                         prop_assert!(ids.insert(item.order), "an id is recorded once");
                         prop_assert!(owners.insert(item.user), "one live order a person");
                     }
-                    Recorded::Refused { keep, .. } => {
-                        if let Some(keep) = keep { prop_assert!(*keep != item.order); }
+                    RecordOutcome::Rejected { existing, .. } => {
+                        if let Some(existing) = existing { prop_assert!(*existing != item.order); }
                     }
-                    Recorded::Quarantined => {
+                    RecordOutcome::Quarantined => {
                         prop_assert!(quarantined.contains(&item.order.get()) && item.user == user(1));
                     }
-                    Recorded::Already | Recorded::Dead | Recorded::IdCollision => {}
+                    RecordOutcome::AlreadyRecorded | RecordOutcome::Dead | RecordOutcome::IdCollision => {}
                 }
-                prop_assert!(*answer != Recorded::Recorded || !quarantined.contains(&item.order.get()));
+                prop_assert!(*answer != RecordOutcome::Inserted || !quarantined.contains(&item.order.get()));
             }
             prop_assert!(sold <= room);
         }

@@ -1,0 +1,132 @@
+//! Orders in the ledger: recording, cancelling, quarantine and reading.
+
+use async_trait::async_trait;
+
+use super::Result;
+use crate::clock::Timestamp;
+use crate::ids::{Epoch, OrderId, SaleId, UserId};
+use crate::order::{Order, OrderStatus, RejectReason};
+
+/// One admitted order on its way into the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted {
+    pub order: OrderId,
+    pub user: UserId,
+    /// The gate's count of admissions: who came first.
+    pub seq: i64,
+    pub at: Timestamp,
+}
+
+/// What became of one admitted order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordOutcome {
+    /// This call inserted its row.
+    Inserted,
+    /// An earlier call inserted its row, and the order is live.
+    AlreadyRecorded,
+    /// An earlier call inserted its row, and the order has died since. It must not be revived.
+    Dead,
+    /// Its row is `rejected`. `existing` is the live order that the buyer has instead.
+    Rejected { reason: RejectReason, existing: Option<OrderId> },
+    /// A row of another sale or user has this id. The order needs a new id, and an operator should investigate.
+    IdCollision,
+    /// It is in quarantine and has no row. It keeps its mark until an operator retries or discards it.
+    Quarantined,
+}
+
+/// An order that could not be recorded for a reason of its own. It keeps its mark, so its stock stays taken, until an operator
+/// retries or discards it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QuarantinedOrder {
+    pub sale: SaleId,
+    pub epoch: Epoch,
+    pub admitted: Admitted,
+    /// What the database said.
+    pub error: String,
+    pub quarantined_at: Timestamp,
+}
+
+/// What became of discarding a quarantined order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiscardOutcome {
+    /// It is in the ledger as `rejected` now, and the release of its mark is [`PendingRelease`].
+    Done,
+    /// It has a row already; only the quarantine entry is gone.
+    AlreadyRecorded,
+    /// There is no such order in quarantine.
+    NoSuchOrder,
+}
+
+/// What became of a step that an order was asked to take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TransitionOutcome {
+    Done(Order),
+    /// There is no such order of this user.
+    NoSuchOrder,
+    /// The order took this step before; nothing was done again.
+    Repeated(Order),
+    /// It cannot take this step from the status it has.
+    Illegal(OrderStatus),
+}
+
+/// A mark that must still be released in the gate: its order is dead in the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PendingRelease {
+    pub order: OrderId,
+    pub sale: SaleId,
+    pub user: UserId,
+}
+
+/// An order with all that the ledger keeps of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrderRow {
+    pub order: Order,
+    pub live: bool,
+    pub epoch: Epoch,
+    pub seq: i64,
+}
+
+/// Records orders and moves them through their states.
+#[async_trait]
+pub trait OrderLedger: Send + Sync {
+    /// Records admitted orders of one sale in one transaction. Returns one outcome per order, in the order of the batch.
+    /// Idempotent by order id.
+    async fn record(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>>;
+
+    /// Puts an order that cannot be recorded because of its data into quarantine. If the sale was rebuilt since the order's
+    /// admission, the order becomes a `rejected` row instead. If the order has a row by now, that row decides the outcome.
+    async fn quarantine(&self, order: &QuarantinedOrder) -> Result<RecordOutcome>;
+
+    /// The orders in quarantine with an id below `before`, newest first.
+    async fn quarantined(&self, before: Option<OrderId>, limit: u32) -> Result<Vec<QuarantinedOrder>>;
+
+    async fn quarantined_order(&self, id: OrderId) -> Result<Option<QuarantinedOrder>>;
+
+    /// Records a quarantined order under the sale's current epoch and ends its quarantine, in one transaction. `None` if it is
+    /// not in quarantine. If this fails, the order stays in quarantine.
+    async fn retry_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>>;
+
+    /// Rejects a quarantined order for good, unless it has a row.
+    async fn discard_quarantined(&self, id: OrderId) -> Result<DiscardOutcome>;
+
+    /// Cancels the user's own unpaid order: the stock is returned, and a [`PendingRelease`] is stored.
+    async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome>;
+
+    /// Marks still to be released in the gate, at most `limit`.
+    async fn pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>>;
+
+    /// Deletes pending releases whose marks have been released.
+    async fn delete_pending_releases(&self, orders: &[OrderId]) -> Result<()>;
+
+    async fn order(&self, id: OrderId) -> Result<Option<Order>>;
+
+    /// The user's live order in a sale.
+    async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>>;
+
+    /// The user's orders with an id below `before`, newest first.
+    async fn orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>>;
+
+    /// Copies orders of sales that ended before `ended_before` into the index by user, at most `limit`. Returns whether more
+    /// are left to copy.
+    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool>;
+}

@@ -1,0 +1,83 @@
+//! Sales in the ledger.
+
+use async_trait::async_trait;
+
+use super::{CreateOutcome, OrderRow, Result};
+use crate::clock::Timestamp;
+use crate::ids::{OrderId, SaleId, UserId, VoucherId};
+use crate::sale::{Sale, SaleStatus, Window};
+
+/// What became of an edit of a sale.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EditOutcome {
+    Done {
+        before: Sale,
+        after: Sale,
+    },
+    /// The same request was carried out before; nothing was done again.
+    Repeated(Sale),
+    NoSuchSale,
+    Illegal(SaleStatus),
+    /// The request id was used for something else.
+    RequestIdReused,
+}
+
+/// What the gate is rebuilt from: a sale and its live orders, read at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedSale {
+    pub sale: Sale,
+    pub marks: Vec<(UserId, OrderId)>,
+}
+
+/// All that the ledger holds of a sale, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SaleRecords {
+    pub sale: Sale,
+    pub orders: Vec<OrderRow>,
+    pub quarantine: Vec<(UserId, OrderId)>,
+    pub pending_releases: Vec<OrderId>,
+    pub top_ups: Vec<AddedStock>,
+}
+
+/// Stock that was added to a sale after it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddedStock {
+    pub at: Timestamp,
+    pub added: u32,
+}
+
+/// A sale to be created.
+#[derive(Debug, Clone, Copy)]
+pub struct SaleDraft {
+    pub id: SaleId,
+    pub voucher: VoucherId,
+    pub stock: u32,
+    pub window: Window,
+    pub status: SaleStatus,
+}
+
+/// Reads and edits sales.
+#[async_trait]
+pub trait SaleLedger: Send + Sync {
+    /// The sales that end after `end_after`, or all; newest first.
+    async fn sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>>;
+
+    async fn sale(&self, id: SaleId) -> Result<Option<Sale>>;
+
+    /// The sale and its live orders, read in one snapshot.
+    async fn load(&self, id: SaleId) -> Result<Option<LoadedSale>>;
+
+    /// Everything the ledger holds about a sale, including dead orders, read in one snapshot.
+    async fn inspect(&self, id: SaleId) -> Result<Option<SaleRecords>>;
+
+    /// The orders of a sale with an id above `after`, including dead ones, by rising id.
+    async fn orders_in(&self, sale: SaleId, after: Option<OrderId>, limit: u32) -> Result<Vec<OrderRow>>;
+
+    async fn create_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<CreateOutcome>;
+
+    /// Publishes, pauses, resumes or ends a sale, if that transition is legal.
+    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<EditOutcome>;
+
+    /// Adds stock, once per request id.
+    async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome>;
+}
