@@ -1,55 +1,56 @@
-//! A circuit breaker: while Redis does not answer, only a probe now and then is sent to it.
+//! A circuit breaker: after Redis has failed to respond, calls are skipped for a while, then one call is let through as a probe.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Leaves Redis alone for a while after it has not answered; then lets one try through.
+/// Open (calls are skipped) until a point in time; closed (calls pass) otherwise.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    /// Milliseconds after `START`; 0 if all is well.
-    closed_until: AtomicU64,
-    pause_ms: AtomicU64,
+    /// Milliseconds after `START`; 0 if the breaker is closed.
+    open_until_ms: AtomicU64,
+    backoff_ms: AtomicU64,
 }
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-fn since_start() -> u64 {
+fn elapsed_ms() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Breaker {
-    pub(crate) fn may_pass(&self) -> bool {
-        let until = self.closed_until.load(Ordering::Acquire);
+    /// Whether a call may be sent now.
+    pub(crate) fn allows_call(&self) -> bool {
+        let until = self.open_until_ms.load(Ordering::Acquire);
         if until == 0 {
             return true;
         }
-        let now = since_start();
-        // One is let through; the others wait for what it finds.
+        let now = elapsed_ms();
+        // The exchange lets a single caller through; the others keep skipping until that call has succeeded.
         now >= until && {
-            let next = now + self.pause_ms.load(Ordering::Relaxed).max(1);
-            self.closed_until.compare_exchange(until, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            let next = now + self.backoff_ms.load(Ordering::Relaxed).max(1);
+            self.open_until_ms.compare_exchange(until, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         }
     }
 
-    pub(crate) fn worked(&self) {
-        if self.closed_until.swap(0, Ordering::AcqRel) != 0 {
-            self.pause_ms.store(0, Ordering::Relaxed);
+    pub(crate) fn record_success(&self) {
+        if self.open_until_ms.swap(0, Ordering::AcqRel) != 0 {
+            self.backoff_ms.store(0, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn failed(&self) {
-        let longest = u64::try_from(LONGEST_PAUSE.as_millis()).unwrap_or(u64::MAX);
-        let first = u64::try_from(FIRST_PAUSE.as_millis()).unwrap_or(1);
-        let pause = (2 * self.pause_ms.load(Ordering::Relaxed)).clamp(first, longest);
-        // Many fail at once with one outage: it counts once.
-        let now = since_start();
-        if now >= self.closed_until.load(Ordering::Acquire) {
-            self.pause_ms.store(pause, Ordering::Relaxed);
-            self.closed_until.store(now + pause, Ordering::Release);
+    pub(crate) fn record_failure(&self) {
+        let max = u64::try_from(MAX_BACKOFF.as_millis()).unwrap_or(u64::MAX);
+        let min = u64::try_from(MIN_BACKOFF.as_millis()).unwrap_or(1);
+        let backoff = (2 * self.backoff_ms.load(Ordering::Relaxed)).clamp(min, max);
+        // Many concurrent calls fail in one outage: only the first of them doubles the backoff.
+        let now = elapsed_ms();
+        if now >= self.open_until_ms.load(Ordering::Acquire) {
+            self.backoff_ms.store(backoff, Ordering::Relaxed);
+            self.open_until_ms.store(now + backoff, Ordering::Release);
         }
     }
 }

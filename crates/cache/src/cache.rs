@@ -1,4 +1,4 @@
-//! The cache as its callers see it.
+//! The public API of the cache.
 
 use std::fmt;
 use std::hash::RandomState;
@@ -9,26 +9,27 @@ use std::time::Instant;
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::{Notify, Semaphore};
+use tokio_util::task::TaskTracker;
 
-use crate::background::Background;
-use crate::builder::{Builder, Cached, Key};
-use crate::entry::{Entry, KeptFor};
+use crate::builder::{Builder, CacheKey, CacheValue};
+use crate::entry::{Cached, Entry, EntryExpiry};
 use crate::error::Error;
 use crate::filter::Filter;
-use crate::flight::Flights;
-use crate::listener::Told;
-use crate::remote::VERSION_KEPT;
+use crate::listener::InvalidationListener;
+use crate::remote::VERSION_TTL;
+use crate::single_flight::SingleFlight;
 use crate::stats::{Counters, Stats};
 
-pub(crate) type Known<V> = Option<Arc<V>>;
-pub(crate) type Outcome<V, E> = Result<Known<V>, Error<E>>;
+pub(crate) type LoadResult<V, E> = Result<Cached<V>, Error<E>>;
 
-/// How many invalidations are tried again at once while Redis is away. More are left to the expiry.
-const MAX_FORGETTING: usize = 1024;
+/// How many invalidations may be retried at once while Redis is unavailable. Further ones are left to the expiry.
+const MAX_PENDING_INVALIDATIONS: usize = 1024;
+/// Keys are divided by hash into this many shards, each with an epoch and a signal.
 pub(crate) const SHARDS: usize = 1024;
-const WARM_AT_ONCE: usize = 16;
+const WARM_CONCURRENCY: usize = 16;
 
-/// Values by key from a source, kept in the process and, if there is one, in Redis. Cheap to clone. Made by a [`Builder`].
+/// A read-through cache: values by key from a source, kept in the process and, if configured, in Redis. Cheap to clone. Created by a
+/// [`Builder`].
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,64 +41,71 @@ const WARM_AT_ONCE: usize = 16;
 /// let price = async || prices.get_or_load(&7, || async { Ok(Some(PRICE.load(Ordering::SeqCst))) }).await;
 /// assert_eq!(price().await?.as_deref(), Some(&500));
 ///
-/// // The source first, and then the cache.
+/// // `update` changes the source and then invalidates the key.
 /// prices.update(&7, async { Ok::<_, std::io::Error>(PRICE.store(450, Ordering::SeqCst)) }).await?;
 /// assert_eq!(price().await?.as_deref(), Some(&450));
 ///
-/// // That there is none is remembered, too.
+/// // The cache also remembers that a key does not exist.
 /// assert_eq!(prices.get_or_load(&8, || async { Ok(None) }).await?, None);
-/// assert_eq!(prices.get_or_load(&8, || async { panic!("known") }).await?, None);
+/// assert_eq!(prices.get_or_load(&8, || async { panic!("cached") }).await?, None);
 /// # Ok(()) }
 /// ```
-pub struct Cache<K: Key, V: Cached, E> {
+pub struct Cache<K: CacheKey, V: CacheValue, E> {
     inner: Arc<Inner<K, V, E>>,
 }
 
-pub(crate) struct Inner<K: Key, V: Cached, E> {
+pub(crate) struct Inner<K: CacheKey, V: CacheValue, E> {
     pub(crate) settings: Builder,
     pub(crate) local: moka::sync::Cache<K, Arc<Entry<V>>>,
-    /// Counts what was declared gone, by hash: what was read before must not be kept after.
+    /// Counts invalidations by shard: a value that was read in an earlier epoch must not be inserted.
     pub(crate) epochs: Box<[AtomicU64]>,
     pub(crate) hasher: RandomState,
-    pub(crate) flights: Arc<Flights<K, Outcome<V, E>>>,
-    pub(crate) refreshing: Arc<Flights<K, ()>>,
-    pub(crate) loads: Semaphore,
-    /// By hash, as `epochs`: wakes those who load or wait for a key that was declared gone, or whose load elsewhere has ended.
+    pub(crate) loads: Arc<SingleFlight<K, LoadResult<V, E>>>,
+    pub(crate) refreshes: Arc<SingleFlight<K, ()>>,
+    pub(crate) load_permits: Semaphore,
+    /// By shard, like `epochs`: wakes tasks that load or wait for a key when it is invalidated or its load in another process ends.
     pub(crate) signals: Box<[Notify]>,
-    pub(crate) forgetting: Arc<Semaphore>,
-    pub(crate) background: Background,
+    pub(crate) invalidation_permits: Arc<Semaphore>,
+    /// Loads, and the storing of values that callers already have.
+    pub(crate) tasks: TaskTracker,
     pub(crate) counters: Counters,
     pub(crate) filter: Option<Filter<K>>,
 }
 
-impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
+impl<K: CacheKey, V: CacheValue, E: Send + Sync + 'static> Cache<K, V, E> {
     pub(crate) fn new(settings: Builder, filter: Option<Filter<K>>) -> Self {
+        let tasks = TaskTracker::new();
+        // `TaskTracker::wait` returns only on a closed tracker; a closed one still accepts tasks.
+        tasks.close();
         let inner = Arc::new(Inner {
-            local: moka::sync::Cache::builder().max_capacity(settings.local_capacity).expire_after(KeptFor).build(),
+            local: moka::sync::Cache::builder().max_capacity(settings.local_capacity).expire_after(EntryExpiry).build(),
             epochs: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
             hasher: RandomState::new(),
-            flights: Arc::new(Flights::new()),
-            refreshing: Arc::new(Flights::new()),
-            loads: Semaphore::new(settings.loads_at_once),
+            loads: Arc::new(SingleFlight::new()),
+            refreshes: Arc::new(SingleFlight::new()),
+            load_permits: Semaphore::new(settings.max_concurrent_loads),
             signals: (0..SHARDS).map(|_| Notify::new()).collect(),
-            forgetting: Arc::new(Semaphore::new(MAX_FORGETTING)),
-            background: Background::new(),
+            invalidation_permits: Arc::new(Semaphore::new(MAX_PENDING_INVALIDATIONS)),
+            tasks,
             counters: Counters::default(),
             filter,
             settings,
         });
         if let Some(remote) = &inner.settings.remote {
-            let told: Weak<dyn Told> = Arc::downgrade(&(inner.clone() as Arc<dyn Told>));
-            remote.register(&inner.settings.name, told);
+            let listener: Weak<dyn InvalidationListener> =
+                Arc::downgrade(&(inner.clone() as Arc<dyn InvalidationListener>));
+            remote.register(&inner.settings.name, listener);
         }
         Self { inner }
     }
 
-    /// The value of a key: from the process, from Redis, or from the source, which is asked once for everybody. `None`: there is none.
+    /// Returns the value of a key: from the process, from Redis, or from the source, which is called once for all concurrent callers.
+    /// `None` means that the key does not exist.
     ///
     /// # Errors
-    /// [`Error::Source`] if the source failed, [`Error::TooSlow`] if it took too long. Redis being away is no error.
-    pub async fn get_or_load<F, L>(&self, key: &K, load: L) -> Outcome<V, E>
+    /// [`Error::Source`] if the source failed, [`Error::Timeout`] if it took too long, [`Error::Panicked`] if it panicked. An unavailable
+    /// Redis is not an error.
+    pub async fn get_or_load<F, L>(&self, key: &K, load: L) -> LoadResult<V, E>
     where
         L: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<Option<V>, E>> + Send + 'static,
@@ -105,54 +113,53 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         let inner = &self.inner;
         if let Some(entry) = inner.local.get(key) {
             if entry.is_fresh() {
-                inner.counters.of_hit(&entry.value, |counters| &counters.local_hits).count();
+                inner.counters.for_hit(&entry.value, |counters| &counters.local_hits).increment();
                 return Ok(entry.value.clone());
             }
-            // Whoever is first sees to it; nobody waits.
-            inner.counters.stale.count();
-            inner.refresh_once(key, load);
+            inner.counters.stale_hits.increment();
+            inner.start_refresh(key, load);
             return Ok(entry.value.clone());
         }
-        let (ticket, started) = inner.flights.join(key, || inner.clone().fetch(key.clone(), load));
+        let (handle, started) = inner.loads.join(key, || inner.clone().fetch(key.clone(), load));
         if !started {
-            inner.counters.waits.count();
+            inner.counters.coalesced.increment();
         }
-        let outcome = match tokio::time::timeout(inner.settings.wait_at_most, ticket.outcome()).await {
-            Ok(Some(outcome)) => outcome,
-            Ok(None) => Err(Error::Broken),
-            Err(_) => Err(Error::TooSlow),
+        let result = match tokio::time::timeout(inner.settings.wait_timeout, handle.result()).await {
+            Ok(Some(result)) => result,
+            Ok(None) => Err(Error::Panicked),
+            Err(_) => Err(Error::Timeout),
         };
-        if outcome.is_err() {
-            inner.counters.errors.count();
+        if result.is_err() {
+            inner.counters.errors.increment();
         }
-        outcome
+        result
     }
 
-    /// Writes a new value to the source, and then keeps it: the change must write to the source what it returns. If other changes of the
-    /// key overlap with this one, it is unknown here which of them the source saw last; then the key is declared gone, as by
-    /// [`update`](Self::update), and the next reader loads it. The same if the change fails.
+    /// Writes a new value to the source and caches it: the change must write to the source what it returns. If other changes of the key
+    /// overlap with this one, the cache cannot know which of them reached the source last; it then invalidates the key, as
+    /// [`update`](Self::update) does, and the next reader loads it. The same happens if the change fails.
     ///
-    /// It goes on if the caller goes away.
+    /// The operation completes even if the caller is dropped.
     ///
     /// # Errors
-    /// Whatever the change says.
+    /// The error of the change.
     ///
     /// # Panics
-    /// If the change does.
-    pub async fn put<C, F>(&self, key: &K, change: F) -> Result<Known<V>, C>
+    /// If the change panics.
+    pub async fn put<C, F>(&self, key: &K, change: F) -> Result<Cached<V>, C>
     where
         C: Send + 'static,
         F: Future<Output = Result<Option<V>, C>> + Send + 'static,
     {
         let (inner, key) = (self.inner.clone(), key.clone());
-        let changed = to_the_end(async move {
+        let changed = run_detached(async move {
             let (epoch, started) = (inner.epoch(&key), Instant::now());
             let version = inner.version(&key).await;
             let outcome = AssertUnwindSafe(change).catch_unwind().await;
             let outcome = outcome.map(|changed| changed.map(|value| value.map(Arc::new)));
             match &outcome {
-                // A version that is not kept for ever cannot be compared for ever.
-                Ok(Ok(value)) if started.elapsed() < VERSION_KEPT / 2 => {
+                // The version expires, so after a long change it says nothing about other changes.
+                Ok(Ok(value)) if started.elapsed() < VERSION_TTL / 2 => {
                     inner.put(&key, epoch, version, value.clone()).await;
                 }
                 _ => inner.invalidate(&key).await,
@@ -162,10 +169,10 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         changed.await.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Reads many keys from the source, before the crowd comes, a few at a time.
+    /// Loads many keys ahead of demand, a few at a time.
     ///
     /// # Errors
-    /// The first that a load ends with; the others are loaded nevertheless.
+    /// The first error of a load; the other keys are loaded nevertheless.
     pub async fn warm<F, L>(&self, keys: impl IntoIterator<Item = K>, load: L) -> Result<(), Error<E>>
     where
         L: Fn(K) -> F + Send + Sync + 'static,
@@ -173,30 +180,31 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
     {
         let load = Arc::new(load);
         let loads = keys.into_iter().map(|key| {
-            let (load, wanted) = (load.clone(), key.clone());
-            async move { self.get_or_load(&key, move || load(wanted)).await.map(drop) }
+            let (load, loaded_key) = (load.clone(), key.clone());
+            async move { self.get_or_load(&key, move || load(loaded_key)).await.map(drop) }
         });
-        let loaded: Vec<_> = futures_util::stream::iter(loads).buffer_unordered(WARM_AT_ONCE).collect().await;
+        let loaded: Vec<_> = futures_util::stream::iter(loads).buffer_unordered(WARM_CONCURRENCY).collect().await;
         loaded.into_iter().collect()
     }
 
-    /// The value has changed in its source: nobody gets the old one from here on. In other processes as soon as the message arrives,
-    /// and within their local time if it does not; if Redis is away, it is told in the background, and the expiry is the bound.
+    /// Invalidates a key after its value has changed in the source: later calls on this cache do not return the old value. Other processes
+    /// stop returning it when the message arrives, or after their local TTL if the message is lost. If Redis is unavailable, the
+    /// invalidation is retried in the background until the value would have expired.
     ///
-    /// It goes on if the caller goes away.
+    /// The operation completes even if the caller is dropped.
     pub async fn invalidate(&self, key: &K) {
         let (inner, key) = (self.inner.clone(), key.clone());
-        to_the_end(async move { inner.invalidate(&key).await }).await;
+        run_detached(async move { inner.invalidate(&key).await }).await;
     }
 
-    /// Changes the source, and then declares the value gone: in this order, also if the change failed (who knows how far it came) or the
-    /// caller goes away in between.
+    /// Changes the source and then invalidates the key, also if the change fails (it may have been carried out in part) or the caller is
+    /// dropped in between.
     ///
     /// # Errors
-    /// Whatever the change says.
+    /// The error of the change.
     ///
     /// # Panics
-    /// If the change does.
+    /// If the change panics.
     pub async fn update<T, C, F>(&self, key: &K, change: F) -> Result<T, C>
     where
         T: Send + 'static,
@@ -204,7 +212,7 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         F: Future<Output = Result<T, C>> + Send + 'static,
     {
         let (inner, key) = (self.inner.clone(), key.clone());
-        let changed = to_the_end(async move {
+        let changed = run_detached(async move {
             let outcome = AssertUnwindSafe(change).catch_unwind().await;
             inner.invalidate(&key).await;
             outcome
@@ -212,42 +220,42 @@ impl<K: Key, V: Cached, E: Send + Sync + 'static> Cache<K, V, E> {
         changed.await.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Waits until no load is under way, and what was given to callers is stored in Redis too, as far as it can be. For the end of a
-    /// process: otherwise another may wait for the lock of one that is gone.
-    pub async fn settled(&self) {
-        self.inner.background.settled().await;
+    /// Waits until no load is in progress and the values that callers have received are stored in Redis, as far as possible. To be called
+    /// before a process exits: otherwise another process may have to wait until the lock of an interrupted load expires.
+    pub async fn drain(&self) {
+        self.inner.tasks.wait().await;
     }
 
-    /// What the cache has done so far.
+    /// The counters of the cache.
     pub fn stats(&self) -> Stats {
         self.inner.counters.read()
     }
 
-    /// Its name.
+    /// The name of the cache.
     pub fn name(&self) -> &str {
         &self.inner.settings.name
     }
 }
 
-/// Carries it out even if the caller goes away.
-async fn to_the_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+/// Runs a future to completion even if the caller is dropped.
+async fn run_detached<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     match tokio::spawn(work).await {
-        Ok(done) => done,
+        Ok(output) => output,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
-            // The runtime is shutting down, and the caller with it.
+            // The runtime is shutting down and drops the caller too.
             Err(_) => std::future::pending().await,
         },
     }
 }
 
-impl<K: Key, V: Cached, E> Clone for Cache<K, V, E> {
+impl<K: CacheKey, V: CacheValue, E> Clone for Cache<K, V, E> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone() }
     }
 }
 
-impl<K: Key, V: Cached, E> fmt::Debug for Cache<K, V, E> {
+impl<K: CacheKey, V: CacheValue, E> fmt::Debug for Cache<K, V, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cache").field("name", &self.inner.settings.name).finish_non_exhaustive()
     }

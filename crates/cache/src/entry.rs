@@ -1,4 +1,4 @@
-//! A value and its times, in the process and in Redis.
+//! A value with its expiry, in the process and in Redis.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -7,14 +7,17 @@ use moka::Expiry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What is known of a key. `None` as the value: there is none.
+/// A cached value, or `None` if the key does not exist in the source.
+pub(crate) type Cached<V> = Option<Arc<V>>;
+
+/// An entry of the local level.
 #[derive(Debug)]
 pub(crate) struct Entry<V> {
-    pub(crate) value: Option<Arc<V>>,
-    /// After this it is refreshed in the background.
+    pub(crate) value: Cached<V>,
+    /// After this the entry is stale and is refreshed in the background.
     pub(crate) fresh_until: Instant,
-    /// How long the process keeps it.
-    pub(crate) kept_for: Duration,
+    /// How long the local level keeps the entry.
+    pub(crate) ttl: Duration,
 }
 
 impl<V> Entry<V> {
@@ -23,21 +26,22 @@ impl<V> Entry<V> {
     }
 }
 
-/// Every entry knows how long it lives.
+/// Expires every entry after its own TTL.
 #[derive(Debug)]
-pub(crate) struct KeptFor;
+pub(crate) struct EntryExpiry;
 
-impl<K, V> Expiry<K, Arc<Entry<V>>> for KeptFor {
+impl<K, V> Expiry<K, Arc<Entry<V>>> for EntryExpiry {
     fn expire_after_create(&self, _: &K, entry: &Arc<Entry<V>>, _: Instant) -> Option<Duration> {
-        Some(entry.kept_for)
+        Some(entry.ttl)
     }
 
     fn expire_after_update(&self, _: &K, entry: &Arc<Entry<V>>, _: Instant, _: Option<Duration>) -> Option<Duration> {
-        Some(entry.kept_for)
+        Some(entry.ttl)
     }
 }
 
-/// In Redis: eight bytes of milliseconds since 1970 until which it is fresh, then JSON, or nothing if there is no value.
+/// The encoding in Redis: eight bytes with the Unix time in milliseconds until which the value is fresh, then JSON, or nothing if the key
+/// does not exist.
 pub(crate) fn encode<V: Serialize>(value: Option<&V>, fresh_for: Duration) -> serde_json::Result<Vec<u8>> {
     let fresh_until = now_ms().saturating_add(u64::try_from(fresh_for.as_millis()).unwrap_or(u64::MAX));
     let mut bytes = fresh_until.to_be_bytes().to_vec();
@@ -47,7 +51,7 @@ pub(crate) fn encode<V: Serialize>(value: Option<&V>, fresh_for: Duration) -> se
     Ok(bytes)
 }
 
-/// The value, and for how long it is fresh. `None` if that cannot be read: written by another version, perhaps.
+/// The value, and how long it is still fresh. `None` if it cannot be decoded, for example because another version of the program wrote it.
 pub(crate) fn decode<V: DeserializeOwned>(bytes: &[u8]) -> Option<(Option<V>, Duration)> {
     let (until, json) = bytes.split_first_chunk::<8>()?;
     let fresh_for = Duration::from_millis(u64::from_be_bytes(*until).saturating_sub(now_ms()));

@@ -1,28 +1,29 @@
-//! What can go wrong.
+//! Errors of a cache.
 
 use std::sync::Arc;
 
-/// Why there is no value. `E` is the error of the source.
+/// Why a value could not be returned. `E` is the error of the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error<E> {
-    /// The source failed. Everybody who waited for this load gets the same error; nothing is remembered of it.
+    /// The source failed. All callers that waited for this load get the same error. Errors are not cached.
     #[error("the source failed: {0}")]
     Source(Arc<E>),
-    /// It took longer than [`Builder::wait_at_most`](crate::Builder::wait_at_most). The load goes on, for those who come later.
-    #[error("the value did not come in time")]
-    TooSlow,
+    /// The value was not available within [`Builder::wait_timeout`](crate::Builder::wait_timeout). The load continues, and later callers
+    /// can get its value.
+    #[error("timed out waiting for the value")]
+    Timeout,
     /// The load panicked.
-    #[error("the load did not end well")]
-    Broken,
+    #[error("the load panicked")]
+    Panicked,
 }
 
 impl<E> Clone for Error<E> {
     fn clone(&self) -> Self {
         match self {
             Self::Source(error) => Self::Source(error.clone()),
-            Self::TooSlow => Self::TooSlow,
-            Self::Broken => Self::Broken,
+            Self::Timeout => Self::Timeout,
+            Self::Panicked => Self::Panicked,
         }
     }
 }

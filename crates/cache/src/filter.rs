@@ -1,18 +1,17 @@
-//! A Bloom filter in front of a source: whether a key can exist at all.
+//! A Bloom filter in front of a source: answers whether a key can exist.
 //!
-//! A "no" counts only if every key that exists is known to be in the filter. That holds as long as
+//! The filter rules a key out only if every existing key is known to be in the filter. That holds as long as
 //!
-//! - the filter was filled from the source, page by page, to the end;
-//! - every new key is announced ([`Filter::announce`]) *before* it is written to the source, and written within
-//!   [`FilterSettings::create_within`]; a filter that is being filled hears of it as well, and begins to read the source only when all that
-//!   was announced before has been written;
-//! - Redis still has what it was told: a filter that is missing, incomplete, or older than the last restart of Redis is no filter. Then
-//!   everything is let through, and it is filled again in the background.
+//! - the filter was built from the source, page by page, to the end;
+//! - every new key is announced ([`Filter::announce`]) *before* it is written to the source, and is written within
+//!   [`FilterConfig::max_create_delay`]. Announcements also go to a filter that is being built, and the build reads the source only after
+//!   all keys that were announced before its start have been written;
+//! - Redis has lost nothing: a shared filter that is missing, incomplete, or older than the last restart of Redis is not used. Then every
+//!   key may exist, and the filter is rebuilt in the background.
 //!
-//! Filling goes on for as long as the filter lives: an error, a panic or a page that does not come ends one try, and the next follows
-//! after a pause.
+//! A background task rebuilds the filter for as long as the filter exists. After an error, a panic or a timeout it retries with a backoff.
 //!
-//! On a cluster nobody can tell whether a node was restarted, so there the shared filter never says no.
+//! On a cluster it is unknown whether a node was restarted, so there the shared filter never rules a key out.
 
 mod local;
 mod shared;
@@ -28,154 +27,150 @@ use futures_util::FutureExt as _;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::builder::{Key, LONGEST};
+use crate::builder::{CacheKey, MAX_DURATION};
 use crate::remote::Remote;
-use local::Local;
-use shared::{Generation, Shared};
+use local::LocalFilter;
+use shared::{Generation, SharedFilter};
 
-/// How a filter behaves.
+/// The config of a filter.
 #[derive(Debug, Clone, Copy)]
-pub struct FilterSettings {
-    /// How many keys it is made for. With more of them it lets more pass that do not exist.
+pub struct FilterConfig {
+    /// The number of keys for which the false positive rate holds; with more keys it rises. Default: 1,000,000.
     pub capacity: usize,
-    /// Between the end of the announcement of a key and its being written to the source passes no more time than this. It takes so long
-    /// until a filter is filled, and until then everything is let through.
-    pub create_within: Duration,
-    /// It is filled again this often, so that keys that are gone go. At least a tenth of a second.
-    pub refill_every: Duration,
+    /// The maximum time between the announcement of a key and its being written to the source. A build waits for this time before it
+    /// reads the source. Default: 10 seconds.
+    pub max_create_delay: Duration,
+    /// How often the filter is rebuilt, which removes deleted keys. At least 100 ms. Default: 1 hour.
+    pub rebuild_interval: Duration,
 }
 
-impl Default for FilterSettings {
+impl Default for FilterConfig {
     fn default() -> Self {
-        let (create_within, refill_every) = (Duration::from_secs(10), Duration::from_secs(3600));
-        Self { capacity: 1_000_000, create_within, refill_every }
+        let (max_create_delay, rebuild_interval) = (Duration::from_secs(10), Duration::from_secs(3600));
+        Self { capacity: 1_000_000, max_create_delay, rebuild_interval }
     }
 }
 
-impl FilterSettings {
+impl FilterConfig {
     fn clamped(self) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive number below 2^32")]
-        let most = (MAX_BITS / bits_per_key()) as usize;
+        let max_capacity = (MAX_BITS / bits_per_key()) as usize;
         Self {
-            capacity: self.capacity.clamp(1, most),
-            // Not shorter: a key that is written later than the filter expects would be refused.
-            create_within: self.create_within.min(LONGEST),
-            refill_every: self.refill_every.clamp(MIN_REFILL, LONGEST),
+            capacity: self.capacity.clamp(1, max_capacity),
+            // Only the upper bound is limited: if the delay were too short, the filter could rule out a key that exists.
+            max_create_delay: self.max_create_delay.min(MAX_DURATION),
+            rebuild_interval: self.rebuild_interval.clamp(MIN_REBUILD_INTERVAL, MAX_DURATION),
         }
     }
 }
 
 fn bits_per_key() -> f64 {
-    -FALSE_POSITIVES.ln() / (2f64.ln() * 2f64.ln())
+    -FALSE_POSITIVE_RATE.ln() / (2f64.ln() * 2f64.ln())
 }
 
-/// One in two hundred that do not exist pass, at the capacity.
-const FALSE_POSITIVES: f64 = 0.005;
-/// The longest string that Redis takes, in bits, less a little.
+/// At the capacity, 1 of 200 missing keys passes.
+const FALSE_POSITIVE_RATE: f64 = 0.005;
+/// Slightly below the maximum size of a string in Redis (512 MiB), in bits.
 const MAX_BITS: f64 = 4.0e9;
-const MIN_REFILL: Duration = Duration::from_millis(100);
-/// How long the source may take for a page of keys.
-const PAGE_WITHIN: Duration = Duration::from_secs(60);
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MIN_REBUILD_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the source may take to return a page of keys.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(60);
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Page<K> = Pin<Box<dyn Future<Output = Result<Vec<K>, BoxError>> + Send>>;
 
-/// The new key could not be announced: Redis does not answer. Do not create it now, or another node may say that it does not exist.
+/// A new key could not be announced because Redis is unavailable. The key must not be created now: another node could rule it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the new key could not be announced, because Redis does not answer")]
-pub struct Unannounced;
+#[error("the new key could not be announced because Redis is unavailable")]
+pub struct AnnounceError;
 
-/// Whether a key can exist at all. Cheap to clone; see [`Builder::build_filtered`](crate::Builder::build_filtered).
+/// Answers whether a key can exist. Cheap to clone; see [`Builder::build_filtered`](crate::Builder::build_filtered).
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use stampede_cache::{Filter, FilterSettings};
+/// use stampede_cache::{Filter, FilterConfig};
 ///
-/// let settings = FilterSettings { create_within: Duration::from_millis(10), ..FilterSettings::default() };
-/// // The source has the keys 1 to 100; it is read in pages.
-/// let filter = Filter::<u64>::local(settings, |after| async move {
+/// let config = FilterConfig { max_create_delay: Duration::from_millis(10), ..FilterConfig::default() };
+/// // The source has the keys 1 to 100 and is read in pages.
+/// let filter = Filter::<u64>::local(config, |after| async move {
 ///     let from = after.unwrap_or(0) + 1;
 ///     Ok::<_, std::io::Error>((from..=100).take(30).collect())
 /// });
-/// assert!(filter.may_exist(&1000).await, "nobody knows yet");
+/// assert!(filter.may_exist(&1000).await, "not built yet");
 /// while !filter.is_current().await {
 ///     tokio::time::sleep(Duration::from_millis(5)).await;
 /// }
 /// assert!(filter.may_exist(&7).await && !filter.may_exist(&1000).await);
-/// filter.announce(&1000).await?; // and then write it to the source
+/// filter.announce(&1000).await?; // then write it to the source
 /// assert!(filter.may_exist(&1000).await);
 /// # Ok(()) }
 /// ```
 pub struct Filter<K> {
     inner: Arc<Inner<K>>,
-    _filling: Arc<Filling>,
+    _rebuild: Arc<RebuildTask>,
 }
 
 struct Inner<K> {
     bits: Bits,
-    settings: FilterSettings,
+    config: FilterConfig,
     keys_after: Box<dyn Fn(Option<K>) -> Page<K> + Send + Sync>,
-    /// It has to be filled.
-    wanted: Notify,
+    /// Notified when a caller finds that there is no current filter.
+    rebuild_requested: Notify,
 }
 
 enum Bits {
-    Local(Box<Local>),
-    Shared(Box<Shared>),
+    Local(Box<LocalFilter>),
+    Shared(Box<SharedFilter>),
 }
 
-/// Ends with the last filter.
-struct Filling(AbortHandle);
+/// Aborts the rebuilds when the last clone of the filter is dropped.
+struct RebuildTask(AbortHandle);
 
-impl Drop for Filling {
+impl Drop for RebuildTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl<K: Key> Filter<K> {
-    /// In this process alone: right only where no other process creates keys.
+impl<K: CacheKey> Filter<K> {
+    /// A filter in this process. Correct only if no other process creates keys.
     ///
-    /// `keys_after` reads the source: a page of keys that come after this one, and the first page without one. An empty page is the end.
+    /// `keys_after` reads the source: it returns the page of keys after the given one, or the first page. An empty page is the end.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
-    pub fn local<F, E>(settings: FilterSettings, keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static) -> Self
+    pub fn local<F, E>(config: FilterConfig, keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
         E: Into<BoxError>,
     {
-        let settings = settings.clamped();
-        Self::new(Bits::Local(Box::new(Local::new(settings.capacity))), settings, keys_after)
+        let config = config.clamped();
+        Self::new(Bits::Local(Box::new(LocalFilter::new(config.capacity))), config, keys_after)
     }
 
-    /// In Redis, for all processes. One of them fills it. The name is a part of its keys in Redis.
+    /// A filter in Redis, shared by all processes. One of them builds it. The name is a part of its keys in Redis.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
     pub fn shared<F, E>(
         remote: &Remote,
         name: &str,
-        settings: FilterSettings,
+        config: FilterConfig,
         keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static,
     ) -> Self
     where
         F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
         E: Into<BoxError>,
     {
-        let settings = settings.clamped();
-        let shared = Shared::new(remote.clone(), name, settings.capacity);
-        Self::new(Bits::Shared(Box::new(shared)), settings, keys_after)
+        let config = config.clamped();
+        let shared = SharedFilter::new(remote.clone(), name, config.capacity);
+        Self::new(Bits::Shared(Box::new(shared)), config, keys_after)
     }
 
-    fn new<F, E>(
-        bits: Bits,
-        settings: FilterSettings,
-        keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static,
-    ) -> Self
+    fn new<F, E>(bits: Bits, config: FilterConfig, keys_after: impl Fn(Option<K>) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Vec<K>, E>> + Send + 'static,
         E: Into<BoxError>,
@@ -184,17 +179,17 @@ impl<K: Key> Filter<K> {
             let page = keys_after(after);
             Box::pin(async move { page.await.map_err(Into::into) })
         });
-        let inner = Arc::new(Inner { bits, settings, keys_after, wanted: Notify::new() });
-        let filling = Filling(tokio::spawn(inner.clone().keep_filled()).abort_handle());
-        Self { inner, _filling: Arc::new(filling) }
+        let inner = Arc::new(Inner { bits, config, keys_after, rebuild_requested: Notify::new() });
+        let rebuild = RebuildTask(tokio::spawn(inner.clone().run_rebuilds()).abort_handle());
+        Self { inner, _rebuild: Arc::new(rebuild) }
     }
 
-    /// Tells the filter of a key that is about to be created. To be called before it is written to the source; and write it through
-    /// [`Cache::update`](crate::Cache::update), because somebody may have asked for it before, and "there is none" be remembered.
+    /// Adds a key that is about to be created. Call it before the key is written to the source, and write the key through
+    /// [`Cache::update`](crate::Cache::update), because the cache may have stored that the key does not exist.
     ///
     /// # Errors
-    /// [`Unannounced`]: do not create it now.
-    pub async fn announce(&self, key: &K) -> Result<(), Unannounced> {
+    /// [`AnnounceError`]: the key must not be created now.
+    pub async fn announce(&self, key: &K) -> Result<(), AnnounceError> {
         let text = key.to_string();
         match &self.inner.bits {
             Bits::Local(local) => local.announce(&text),
@@ -203,82 +198,81 @@ impl<K: Key> Filter<K> {
         Ok(())
     }
 
-    /// May the key exist? `true` also if nobody knows.
+    /// Whether the key may exist. Also `true` if there is no current filter.
     pub async fn may_exist(&self, key: &K) -> bool {
         let text = key.to_string();
-        let known = match &self.inner.bits {
+        let answer = match &self.inner.bits {
             Bits::Local(local) => local.may_exist(&text),
             Bits::Shared(shared) => shared.may_exist(&text).await,
         };
-        if known.is_none() {
-            self.inner.wanted.notify_one();
+        if answer.is_none() {
+            self.inner.rebuild_requested.notify_one();
         }
-        known.unwrap_or(true)
+        answer.unwrap_or(true)
     }
 
-    /// Does a "no" count now?
+    /// Whether the filter is built and can rule keys out.
     pub async fn is_current(&self) -> bool {
         self.inner.bits.is_current().await
     }
 }
 
-impl<K: Key> Inner<K> {
-    async fn keep_filled(self: Arc<Self>) {
-        let mut pause = FIRST_PAUSE;
+impl<K: CacheKey> Inner<K> {
+    async fn run_rebuilds(self: Arc<Self>) {
+        let mut backoff = MIN_BACKOFF;
         loop {
-            // Reading the source is the caller's code.
-            let filled = AssertUnwindSafe(self.fill()).catch_unwind().await;
-            match filled.unwrap_or_else(|_| Err("reading the source panicked".into())) {
+            // Reading the source is code of the caller and may panic.
+            let rebuilt = AssertUnwindSafe(self.rebuild()).catch_unwind().await;
+            match rebuilt.unwrap_or_else(|_| Err("reading the source panicked".into())) {
                 Ok(()) => {
-                    pause = FIRST_PAUSE;
-                    // Ends when the time is over, or before if the filter was lost.
-                    let _ = tokio::time::timeout(self.settings.refill_every, self.found_missing()).await;
+                    backoff = MIN_BACKOFF;
+                    // Wait for the next interval, or until the filter is found to be missing.
+                    let _ = tokio::time::timeout(self.config.rebuild_interval, self.wait_until_missing()).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the filter could not be filled; everything is let through");
-                    tokio::time::sleep(pause).await;
-                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    tracing::warn!(%error, "the filter could not be rebuilt; no key is ruled out");
+                    tokio::time::sleep(backoff).await;
+                    backoff = (2 * backoff).min(MAX_BACKOFF);
                 }
             }
         }
     }
 
-    /// Waits until a caller has found that there is no filter.
-    async fn found_missing(&self) {
+    /// Waits until a caller has found that there is no current filter.
+    async fn wait_until_missing(&self) {
         loop {
-            self.wanted.notified().await;
-            // Perhaps that was before it was filled, or another process is filling it.
-            tokio::time::sleep(FIRST_PAUSE).await;
+            self.rebuild_requested.notified().await;
+            // The request may be older than the last build, or another process may have built the filter.
+            tokio::time::sleep(MIN_BACKOFF).await;
             if !self.bits.is_current().await {
                 return;
             }
         }
     }
 
-    /// Fills it from the source, if that is for us to do.
-    async fn fill(&self) -> Result<(), BoxError> {
+    /// Builds the filter from the source, unless it is current or another process builds it.
+    async fn rebuild(&self) -> Result<(), BoxError> {
         match &self.bits {
             Bits::Local(local) => {
                 local.begin();
-                tokio::time::sleep(self.settings.create_within).await;
+                tokio::time::sleep(self.config.max_create_delay).await;
                 self.read_all(None).await?;
                 local.finish();
             }
             Bits::Shared(shared) => {
-                // If there is nothing to do, it is there and young, or somebody else is at it.
-                if let Some((generation, guard)) = shared.begin(&self.settings).await? {
-                    // An announcement counts from its call, and may take as long as Redis.
-                    tokio::time::sleep(self.settings.create_within + shared.announced_within()).await;
-                    let filled = async {
+                if let Some((generation, guard)) = shared.begin(&self.config).await? {
+                    // An announcement that began before the build may still be running, so its maximum duration is added.
+                    tokio::time::sleep(self.config.max_create_delay + shared.max_announce_duration()).await;
+                    let built = async {
                         self.read_all(Some(&generation)).await?;
                         shared.finish(&generation).await
                     };
-                    let filled = filled.await;
-                    if filled.is_err() {
-                        shared.drop_bits(&generation).await;
+                    let built = built.await;
+                    if built.is_err() {
+                        shared.delete_bits(&generation).await;
                     }
                     let released = guard.release().await;
-                    filled?;
+                    built?;
                     released?;
                 }
             }
@@ -286,12 +280,12 @@ impl<K: Key> Inner<K> {
         Ok(())
     }
 
-    /// Reads the source to its end, into what is being filled.
+    /// Adds all keys of the source to the filter that is being built.
     async fn read_all(&self, generation: Option<&Generation>) -> Result<(), BoxError> {
         let mut after: Option<K> = None;
         loop {
-            let page = tokio::time::timeout(PAGE_WITHIN, (self.keys_after)(after.clone()));
-            let page = page.await.map_err(|_| "the source did not give a page in time")??;
+            let page = tokio::time::timeout(PAGE_TIMEOUT, (self.keys_after)(after.clone()));
+            let page = page.await.map_err(|_| "timed out reading a page of keys from the source")??;
             let texts: Vec<String> = page.iter().map(ToString::to_string).collect();
             match (&self.bits, generation) {
                 (Bits::Shared(shared), Some(generation)) => shared.add(generation, &texts).await?,
@@ -301,7 +295,7 @@ impl<K: Key> Inner<K> {
             let Some(last) = page.into_iter().next_back() else { return Ok(()) };
             let last = Some(last);
             if last == after {
-                return Err("the source gives the same page again".into());
+                return Err("the source returned the same page twice".into());
             }
             after = last;
         }
@@ -319,7 +313,7 @@ impl Bits {
 
 impl<K> Clone for Filter<K> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), _filling: self._filling.clone() }
+        Self { inner: self.inner.clone(), _rebuild: self._rebuild.clone() }
     }
 }
 

@@ -1,35 +1,43 @@
-//! Reads that no crowd can break. It knows nothing of what it keeps.
+//! A typed read-through cache with an in-process level, an optional Redis level and protection against cache stampedes.
 //!
-//! - [`Cache`]: values by key from a source, loaded once for everybody who wants them at the same time, in the process and over all processes
-//! - [`Builder`]: its settings, each a protection: empty values, jittered and logical expiry, bounds
-//! - [`Remote`]: Redis behind the caches of a process; without it a cache lives in the process alone
-//! - [`Filter`]: whether a key can exist at all, in the process or in Redis
-//! - [`Stats`]: what a cache has done
+//! - [`Cache`]: values by key from a source; concurrent requests for a key share one load, in the process and across all processes
+//! - [`Builder`]: settings of a cache: expiry, refresh, jitter, timeouts, concurrency
+//! - [`Remote`]: the Redis level that the caches of a process share; without it a cache is local to the process
+//! - [`Filter`]: a Bloom filter that answers whether a key can exist, in the process or in Redis
+//! - [`Stats`]: counters of a cache
 //!
-//! How it works inside: `cache` is what callers see, `load` brings a key, `wait` decides which process loads it, `keep` keeps and forgets it, `flight` makes one load of many, `entry` is a value and its
-//! times, `remote` is Redis: what is there and who loads; `listener` is its subscription, and `breaker` stops questions to it while it is away.
+//! Internal modules:
+//!
+//! - `cache`: the public API
+//! - `load`: fetches a key from Redis or the source
+//! - `load_lock`: decides which process loads a key
+//! - `store`: inserts and invalidates values
+//! - `single_flight`: merges concurrent loads of a key
+//! - `entry`: a value with its expiry, and its encoding in Redis
+//! - `remote`: the commands sent to Redis
+//! - `listener`: the Redis subscription
+//! - `breaker`: skips Redis while it does not respond
 
 #![warn(missing_docs)]
 
-mod background;
 mod breaker;
 mod builder;
 mod cache;
 mod entry;
 mod error;
 mod filter;
-mod flight;
-mod keep;
 mod listener;
 mod load;
+mod load_lock;
 mod remote;
+mod single_flight;
 mod stats;
-mod wait;
+mod store;
 
-pub use builder::{Builder, Cached, Key};
+pub use builder::{Builder, CacheKey, CacheValue};
 pub use cache::Cache;
 pub use error::Error;
-pub use filter::{Filter, FilterSettings, Unannounced};
+pub use filter::{AnnounceError, Filter, FilterConfig};
 pub use remote::{Remote, RemoteConfig};
 pub use stampede_redis::Servers;
 pub use stats::Stats;

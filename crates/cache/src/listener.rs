@@ -1,58 +1,55 @@
-//! The subscription of a process: passes on which keys were declared gone, and which were loaded, to the caches of the process.
+//! The Redis subscription of a process: passes invalidations and finished loads of other processes on to the caches of this one.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _};
+use parking_lot::Mutex;
 use redis::{RedisResult, Value};
 use stampede_redis::{Client, timeout_error};
 
 use crate::remote::Keys;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The subscription is asked for a sign of life this often.
-const PING_EVERY: Duration = Duration::from_secs(3);
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// How often a ping checks that the subscription is alive.
+const PING_INTERVAL: Duration = Duration::from_secs(3);
 
-/// A cache that hears what happens to its keys in other processes.
-pub(crate) trait Told: Send + Sync {
-    /// This key was declared gone.
-    fn gone(&self, key: &str);
+/// A cache that is notified of what other processes do with its keys.
+pub(crate) trait InvalidationListener: Send + Sync {
+    /// This key was invalidated.
+    fn on_invalidated(&self, key: &str);
     /// The load of this key has ended: there may be a value, or the lock may be free.
-    fn loaded(&self, key: &str);
-    /// Perhaps any key was declared gone: messages may have been missed.
-    fn doubtful(&self);
+    fn on_load_ended(&self, key: &str);
+    /// Messages may have been missed, so any key may have been invalidated.
+    fn on_messages_missed(&self);
 }
 
-/// The caches of a process by their names.
+/// The caches of a process by name.
 #[derive(Default)]
-pub(crate) struct Caches(Mutex<HashMap<String, Vec<Weak<dyn Told>>>>);
+pub(crate) struct Listeners(Mutex<HashMap<String, Vec<Weak<dyn InvalidationListener>>>>);
 
-impl Caches {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Weak<dyn Told>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Listeners {
+    pub(crate) fn register(&self, name: &str, listener: Weak<dyn InvalidationListener>) {
+        let mut listeners = self.0.lock();
+        let named = listeners.entry(name.to_owned()).or_default();
+        named.retain(|listener| listener.strong_count() > 0);
+        named.push(listener);
     }
 
-    pub(crate) fn register(&self, name: &str, cache: Weak<dyn Told>) {
-        let mut caches = self.lock();
-        let named = caches.entry(name.to_owned()).or_default();
-        named.retain(|known| known.strong_count() > 0);
-        named.push(cache);
-    }
-
-    /// Tells those who are still there; forgets the others.
-    fn tell_all(&self, what: impl Fn(&dyn Told)) {
-        self.lock().retain(|_, caches| {
-            caches.retain(|cache| cache.upgrade().inspect(|cache| what(&**cache)).is_some());
-            !caches.is_empty()
+    /// Notifies all caches, and removes those that were dropped.
+    fn notify_all(&self, notify: impl Fn(&dyn InvalidationListener)) {
+        self.0.lock().retain(|_, listeners| {
+            listeners.retain(|listener| listener.upgrade().inspect(|listener| notify(&**listener)).is_some());
+            !listeners.is_empty()
         });
     }
 
-    fn tell(&self, name: &str, what: impl Fn(&dyn Told)) {
-        let known = self.lock().get(name).cloned().unwrap_or_default();
-        known.iter().filter_map(Weak::upgrade).for_each(|cache| what(&*cache));
+    fn notify(&self, name: &str, notify: impl Fn(&dyn InvalidationListener)) {
+        let listeners = self.0.lock().get(name).cloned().unwrap_or_default();
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| notify(&*listener));
     }
 }
 
@@ -61,51 +58,58 @@ pub(crate) fn message(cache: &str, key: &str) -> String {
     format!("{cache}\0{key}")
 }
 
-/// Listens for ever.
-pub(crate) async fn listen(link: Arc<Client>, keys: Arc<Keys>, caches: Arc<Caches>, answer_within: Duration) {
-    let mut pause = FIRST_PAUSE;
+/// Keeps a subscription open until the task is aborted.
+pub(crate) async fn run_subscription(
+    client: Arc<Client>,
+    keys: Arc<Keys>,
+    listeners: Arc<Listeners>,
+    response_timeout: Duration,
+) {
+    let mut backoff = MIN_BACKOFF;
     loop {
-        // A key's `FromStr` is the caller's code. If it panics, the subscription is made again, which clears the local level.
-        match AssertUnwindSafe(serve(&link, &keys, &caches, answer_within, &mut pause)).catch_unwind().await {
+        // `FromStr` of a key is code of the caller. If it panics, the subscription is opened again, which clears the local level.
+        match AssertUnwindSafe(receive(&client, &keys, &listeners, response_timeout, &mut backoff)).catch_unwind().await
+        {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "no subscription; trying again"),
-            Err(_) => tracing::error!("a message could not be handled: reading its key panicked"),
+            Ok(Err(error)) => tracing::debug!(%error, "the Redis subscription failed; retrying"),
+            Err(_) => tracing::error!("parsing the key of an invalidation message panicked"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        tokio::time::sleep(backoff).await;
+        backoff = (2 * backoff).min(MAX_BACKOFF);
     }
 }
 
-async fn serve(
-    link: &Client,
+/// Subscribes and passes messages on until the connection ends.
+async fn receive(
+    client: &Client,
     keys: &Keys,
-    caches: &Caches,
-    answer_within: Duration,
-    pause: &mut Duration,
+    listeners: &Listeners,
+    response_timeout: Duration,
+    backoff: &mut Duration,
 ) -> RedisResult<()> {
-    let (mut sink, mut messages) = link.pubsub().await?.split();
-    in_time(answer_within, sink.subscribe(&[&keys.gone, &keys.loaded])).await?;
-    *pause = FIRST_PAUSE;
+    let (mut sink, mut messages) = client.pubsub().await?.split();
+    with_timeout(response_timeout, sink.subscribe(&[&keys.invalidated, &keys.load_ended])).await?;
+    *backoff = MIN_BACKOFF;
     // Messages that were sent before the subscription were missed.
-    caches.tell_all(|cache| cache.doubtful());
-    let mut ping = tokio::time::interval_at(tokio::time::Instant::now() + PING_EVERY, PING_EVERY);
+    listeners.notify_all(|listener| listener.on_messages_missed());
+    let mut ping = tokio::time::interval_at(tokio::time::Instant::now() + PING_INTERVAL, PING_INTERVAL);
     loop {
         tokio::select! {
             message = messages.next() => {
                 let Some(message) = message else { return Ok(()) };
                 let text = std::str::from_utf8(message.get_payload_bytes()).unwrap_or_default();
                 let Some((name, key)) = text.split_once('\0') else { continue };
-                if message.get_channel_name() == keys.gone {
-                    caches.tell(name, |cache| cache.gone(key));
+                if message.get_channel_name() == keys.invalidated {
+                    listeners.notify(name, |listener| listener.on_invalidated(key));
                 } else {
-                    caches.tell(name, |cache| cache.loaded(key));
+                    listeners.notify(name, |listener| listener.on_load_ended(key));
                 }
             }
-            _ = ping.tick() => in_time(answer_within, sink.ping::<Value>()).await.map(drop)?,
+            _ = ping.tick() => with_timeout(response_timeout, sink.ping::<Value>()).await.map(drop)?,
         }
     }
 }
 
-async fn in_time<T>(within: Duration, work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
-    tokio::time::timeout(within, work).await.unwrap_or_else(|_| Err(timeout_error()))
+async fn with_timeout<T>(timeout: Duration, work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(timeout_error()))
 }

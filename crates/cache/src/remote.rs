@@ -1,16 +1,16 @@
-//! Redis behind the caches of a process: one connection, one subscription, one set of locks for all of them.
+//! The Redis level that the caches of a process share: one connection, one subscription and one set of locks.
 //!
-//! Everything in Redis begins with the name of the application, here `app`, so that two applications can use one Redis.
+//! All keys and channels begin with the name of the application, here `app`, so that several applications can use one Redis.
 //!
-//! | key | holds | written by | goes |
+//! | key | contents | written by | removed |
 //! |---|---|---|---|
-//! | `app:cache:{shop:7}` | the value of key 7 of the cache `shop`: until when it is fresh, and JSON or nothing | who loaded it | with its expiry, or when it is declared gone |
-//! | `app:cache:{shop:7}:version` | a random number, new each time the key is declared gone or put | who changed it | an hour later |
-//! | `app:cache:{shop:7}:waiting` | that a process waits for the load of another | who waits | with the end of the load, or ten seconds later |
-//! | `app:lock:{cache:shop:7}` | the lock of who loads it | who loads it | with the load, or [`RemoteConfig::loader_lease`] after the death of its process |
+//! | `app:cache:{shop:7}` | the value of key 7 of the cache `shop`, see `entry` | the process that loaded it | when it expires or is invalidated |
+//! | `app:cache:{shop:7}:version` | a random number, replaced whenever the key is invalidated or put | the process that changed it | after an hour |
+//! | `app:cache:{shop:7}:waiting` | marks that a process waits for a load by another | the waiting process | when the load ends, or after ten seconds |
+//! | `app:lock:{cache:shop:7}` | the lock of the process that loads the key | the loading process | when the load ends, or [`RemoteConfig::loader_lease`] after the process has died |
 //!
-//! Two channels, both with the cache's name and the key as the message: `app:cache:gone` says to all processes what was declared gone,
-//! `app:cache:loaded` that a load has ended that some process waits for.
+//! There are two channels; the message is the cache's name and the key. `app:cache:invalidated` announces invalidations,
+//! `app:cache:load_ended` the end of a load that another process waits for.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock, Weak};
@@ -23,45 +23,46 @@ use stampede_redis::{Client, CommandError, Script, Servers};
 use tokio::task::AbortHandle;
 
 use crate::breaker::Breaker;
-use crate::builder::is_name;
-use crate::listener::{Caches, Told, listen, message};
+use crate::builder::is_valid_name;
+use crate::listener::{InvalidationListener, Listeners, message, run_subscription};
 
-static FIND_OR_WAIT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/find_or_wait.lua")));
+static GET_OR_WAIT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/get_or_wait.lua")));
 static STORE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/store.lua")));
 static LOAD_ENDED: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/load_ended.lua")));
 static PUT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/put.lua")));
-static FORGET: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/forget.lua")));
+static INVALIDATE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("lua/invalidate.lua")));
 
 /// Longer than any load or change takes.
-pub(crate) const VERSION_KEPT: Duration = Duration::from_secs(3600);
-/// Who still waits says so again long before.
-const WAITING_KEPT: Duration = Duration::from_secs(10);
-const LONGEST_ANSWER: Duration = Duration::from_secs(3600);
-const LEASES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3600)];
+pub(crate) const VERSION_TTL: Duration = Duration::from_secs(3600);
+/// Longer than the interval in which a waiting process registers again.
+const WAITER_TTL: Duration = Duration::from_secs(10);
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
+const MIN_LEASE: Duration = Duration::from_millis(100);
+const MAX_LEASE: Duration = Duration::from_secs(3600);
 
-/// How Redis is used. [`Default`] is right for most.
+/// How Redis is used.
 #[derive(Debug, Clone, Copy)]
 pub struct RemoteConfig {
-    /// How long connecting may take.
-    pub connect_within: Duration,
-    /// How long an answer may take. Afterwards Redis counts as away, and the source is asked.
-    pub answer_within: Duration,
-    /// The lease of the lock under which a key is loaded, renewed every third of it for as long as the load takes. If the process that
-    /// loads dies, another one takes over after this time at the latest. Between 100 milliseconds and an hour.
+    /// How long connecting may take. Default: 500 ms.
+    pub connect_timeout: Duration,
+    /// How long a response may take. After that Redis counts as unavailable, and the source is called. Default: 300 ms.
+    pub response_timeout: Duration,
+    /// The lease of the lock under which a key is loaded, from 100 ms to an hour. It is renewed every third of this time while the load
+    /// runs. If the loading process dies, another one takes over after this time at the latest. Default: 3 seconds.
     pub loader_lease: Duration,
 }
 
 impl Default for RemoteConfig {
     fn default() -> Self {
         Self {
-            connect_within: Duration::from_millis(500),
-            answer_within: Duration::from_millis(300),
+            connect_timeout: Duration::from_millis(500),
+            response_timeout: Duration::from_millis(300),
             loader_lease: Duration::from_secs(3),
         }
     }
 }
 
-/// Redis behind the caches of a process. Cheap to clone; give it to every [`Builder`](crate::Builder).
+/// The Redis level of the caches of a process. Cheap to clone; pass a clone to every [`Builder`](crate::Builder).
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -69,14 +70,14 @@ impl Default for RemoteConfig {
 /// # let url = stampede_testkit::redis::url(server.port());
 /// use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
 ///
-/// // Two processes would do the same.
+/// // Two processes would use the same code.
 /// let here = Remote::new("app", url.as_str(), RemoteConfig::default())?;
 /// let here: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(here).build();
 /// let there = Remote::new("app", url.as_str(), RemoteConfig::default())?;
 /// let there: Cache<u64, String, std::io::Error> = Builder::new("shop").remote(there).build();
 ///
 /// here.put(&7, async { Ok::<_, std::io::Error>(Some("Seven".to_owned())) }).await?;
-/// let shop = there.get_or_load(&7, || async { panic!("Redis has it") }).await?;
+/// let shop = there.get_or_load(&7, || async { panic!("not called: Redis has the value") }).await?;
 /// assert_eq!(*shop.unwrap(), "Seven");
 /// # Ok(()) }
 /// ```
@@ -86,59 +87,59 @@ pub struct Remote {
 }
 
 struct Shared {
-    link: Arc<Client>,
+    client: Arc<Client>,
     locks: Locks,
     breaker: Breaker,
-    caches: Arc<Caches>,
+    listeners: Arc<Listeners>,
     keys: Arc<Keys>,
     config: RemoteConfig,
-    listening: AbortHandle,
+    subscription: AbortHandle,
 }
 
-/// The names of everything in Redis.
+/// The names of keys and channels in Redis.
 pub(crate) struct Keys {
     application: String,
-    pub(crate) gone: String,
-    pub(crate) loaded: String,
+    pub(crate) invalidated: String,
+    pub(crate) load_ended: String,
 }
 
 impl Keys {
     fn new(application: String) -> Self {
         let channel = |name| format!("{application}:cache:{name}");
-        Self { gone: channel("gone"), loaded: channel("loaded"), application }
+        Self { invalidated: channel("invalidated"), load_ended: channel("load_ended"), application }
     }
 
-    /// The value of a key, its version, and whether a process waits for it. The braces keep them on one node of a cluster.
-    fn of(&self, cache: &str, key: &str) -> [String; 3] {
+    /// The Redis keys of a value, of its version and of the mark of a waiting process. The braces place them on one node of a cluster.
+    fn for_key(&self, cache: &str, key: &str) -> [String; 3] {
         let value = format!("{}:cache:{{{cache}:{key}}}", self.application);
         let (version, waiting) = (format!("{value}:version"), format!("{value}:waiting"));
         [value, version, waiting]
     }
 }
 
-/// What Redis knows of a key.
+/// A value and its version as read from Redis.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct RemoteEntry {
     pub(crate) value: Option<Vec<u8>>,
-    /// Empty if it was never declared gone, or long ago.
+    /// Empty if the key was not changed within [`VERSION_TTL`].
     pub(crate) version: Vec<u8>,
 }
 
-impl Found {
-    fn read(found: Value) -> Option<Self> {
-        let (value, version) = <(Option<Vec<u8>>, Option<Vec<u8>>)>::from_redis_value(found).ok()?;
+impl RemoteEntry {
+    fn read(reply: Value) -> Option<Self> {
+        let (value, version) = <(Option<Vec<u8>>, Option<Vec<u8>>)>::from_redis_value(reply).ok()?;
         Some(Self { value, version: version.unwrap_or_default() })
     }
 }
 
 impl Remote {
-    /// Nothing is connected yet: without Redis the caches work, too.
+    /// Does not connect yet, and does not fail if Redis is unavailable: the caches then work without it.
     ///
-    /// `application` is the first part of every key and channel: processes that share values have the same, and applications that share
-    /// nothing but the Redis have different ones.
+    /// `application` is the first part of every key and channel. Processes that share values use the same name; applications that only
+    /// share the Redis server use different ones.
     ///
     /// # Errors
-    /// If the addresses cannot be used; if the name of the application is empty or has one of `:{}` or a control character in it.
+    /// If the addresses are invalid; if the name of the application is empty or contains `:`, `{`, `}` or a control character.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
@@ -148,41 +149,41 @@ impl Remote {
         mut config: RemoteConfig,
     ) -> RedisResult<Self> {
         let (application, servers) = (application.into(), servers.into());
-        if !is_name(&application) {
-            return Err((ErrorKind::InvalidClientConfig, "not a name for an application", application).into());
+        if !is_valid_name(&application) {
+            return Err((ErrorKind::InvalidClientConfig, "invalid name of an application", application).into());
         }
-        let RemoteConfig { connect_within, answer_within, loader_lease } = &mut config;
-        *connect_within = (*connect_within).min(LONGEST_ANSWER);
-        *answer_within = (*answer_within).min(LONGEST_ANSWER);
-        *loader_lease = (*loader_lease).clamp(LEASES[0], LEASES[1]);
-        let link = Arc::new(Client::new(servers.clone(), *connect_within, *answer_within)?);
+        let RemoteConfig { connect_timeout, response_timeout, loader_lease } = &mut config;
+        *connect_timeout = (*connect_timeout).min(MAX_TIMEOUT);
+        *response_timeout = (*response_timeout).min(MAX_TIMEOUT);
+        *loader_lease = (*loader_lease).clamp(MIN_LEASE, MAX_LEASE);
+        let client = Arc::new(Client::new(servers.clone(), *connect_timeout, *response_timeout)?);
         let settings = Config {
             prefix: format!("{application}:lock"),
             watchdog_lease: *loader_lease,
-            connect_within: *connect_within,
-            answer_within: *answer_within,
+            connect_within: *connect_timeout,
+            answer_within: *response_timeout,
             ..Config::default()
         };
         let locks = Locks::new(servers, settings).map_err(|error| {
-            redis::RedisError::from((ErrorKind::InvalidClientConfig, "the locks cannot be made", error.to_string()))
+            redis::RedisError::from((ErrorKind::InvalidClientConfig, "the locks cannot be created", error.to_string()))
         })?;
-        let (keys, caches) = (Arc::new(Keys::new(application)), Arc::new(Caches::default()));
-        let listening = listen(link.clone(), keys.clone(), caches.clone(), config.answer_within);
-        let listening = tokio::spawn(listening).abort_handle();
-        let shared = Shared { link, locks, breaker: Breaker::default(), caches, keys, config, listening };
+        let (keys, listeners) = (Arc::new(Keys::new(application)), Arc::new(Listeners::default()));
+        let subscription = run_subscription(client.clone(), keys.clone(), listeners.clone(), config.response_timeout);
+        let subscription = tokio::spawn(subscription).abort_handle();
+        let shared = Shared { client, locks, breaker: Breaker::default(), listeners, keys, config, subscription };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    pub(crate) fn register(&self, name: &str, cache: Weak<dyn Told>) {
-        self.shared.caches.register(name, cache);
+    pub(crate) fn register(&self, name: &str, listener: Weak<dyn InvalidationListener>) {
+        self.shared.listeners.register(name, listener);
     }
 
     pub(crate) fn application(&self) -> &str {
         &self.shared.keys.application
     }
 
-    pub(crate) fn link(&self) -> &Client {
-        &self.shared.link
+    pub(crate) fn client(&self) -> &Client {
+        &self.shared.client
     }
 
     pub(crate) fn config(&self) -> &RemoteConfig {
@@ -193,115 +194,108 @@ impl Remote {
         &self.shared.locks
     }
 
-    /// The lock under which a key is loaded.
+    /// The lock of the load of a key.
     pub(crate) fn lock(&self, cache: &str, key: &str) -> Option<Lock> {
         self.shared.locks.simple(&format!("cache:{cache}:{key}")).ok()
     }
 
-    /// `None` if Redis is away.
-    pub(crate) async fn find(&self, cache: &str, key: &str) -> Option<Found> {
-        let [value, version, _] = self.shared.keys.of(cache, key);
+    /// Reads a value and its version. `None` if Redis is unavailable.
+    pub(crate) async fn get(&self, cache: &str, key: &str) -> Option<RemoteEntry> {
+        let [value, version, _] = self.shared.keys.for_key(cache, key);
         let mut command = redis::cmd("MGET");
         command.arg(value).arg(version);
-        self.guarded(self.shared.link.send(command)).await.and_then(Found::read)
+        self.with_breaker(self.shared.client.send(command)).await.and_then(RemoteEntry::read)
     }
 
-    /// The same; and if there is no value, a message is asked for when its load has ended.
-    pub(crate) async fn find_or_wait(&self, cache: &str, key: &str) -> Option<Found> {
-        let (keys, args) = (self.shared.keys.of(cache, key), [milliseconds(WAITING_KEPT)]);
-        self.guarded(self.shared.link.eval(&FIND_OR_WAIT, &keys, &args)).await.and_then(Found::read)
+    /// Like [`get`](Self::get). If there is no value, also registers this process for the message that the load has ended.
+    pub(crate) async fn get_or_wait(&self, cache: &str, key: &str) -> Option<RemoteEntry> {
+        let (keys, args) = (self.shared.keys.for_key(cache, key), [milliseconds(WAITER_TTL)]);
+        self.with_breaker(self.shared.client.eval(&GET_OR_WAIT, &keys, &args)).await.and_then(RemoteEntry::read)
     }
 
-    /// A message is asked for when the load of a key has ended.
-    pub(crate) async fn wait(&self, cache: &str, key: &str) {
-        let [.., waiting] = self.shared.keys.of(cache, key);
+    /// Registers this process for the message that the load of a key has ended.
+    pub(crate) async fn register_waiter(&self, cache: &str, key: &str) {
+        let [.., waiting] = self.shared.keys.for_key(cache, key);
         let mut command = redis::cmd("SET");
-        command.arg(waiting).arg("1").arg("PX").arg(milliseconds(WAITING_KEPT));
-        self.guarded(self.shared.link.send(command)).await;
+        command.arg(waiting).arg("1").arg("PX").arg(milliseconds(WAITER_TTL));
+        self.with_breaker(self.shared.client.send(command)).await;
     }
 
-    /// Stores a value that was loaded after this version was read. `false` if it is old by now; `true` also if nobody knows.
-    pub(crate) async fn store(&self, cache: &str, key: &str, version: &[u8], value: &[u8], kept_for: Duration) -> bool {
-        let Shared { link, keys, .. } = &*self.shared;
-        let (kept_ms, message) = (milliseconds(kept_for), message(cache, key));
-        let args = [version, value, kept_ms.as_bytes(), keys.loaded.as_bytes(), message.as_bytes()];
-        self.guarded(link.eval(&STORE, &keys.of(cache, key), &args)).await != Some(Value::Int(0))
+    /// Stores a value that was loaded after this version was read. `false` if the key was changed since; `true` also if Redis did not
+    /// respond.
+    pub(crate) async fn store(&self, cache: &str, key: &str, version: &[u8], value: &[u8], ttl: Duration) -> bool {
+        let Shared { client, keys, .. } = &*self.shared;
+        let (ttl_ms, message) = (milliseconds(ttl), message(cache, key));
+        let args = [version, value, ttl_ms.as_bytes(), keys.load_ended.as_bytes(), message.as_bytes()];
+        self.with_breaker(client.eval(&STORE, &keys.for_key(cache, key), &args)).await != Some(Value::Int(0))
     }
 
-    /// A load has ended without a value in Redis, and its lock is free. Processes that wait are woken; if that fails, they look by
-    /// themselves a little later.
+    /// Wakes the processes that wait for a load that has ended without storing a value. If that fails, they notice it by polling.
     pub(crate) async fn load_ended(&self, cache: &str, key: &str) {
-        let [.., waiting] = self.shared.keys.of(cache, key);
-        let args = [&self.shared.keys.loaded, &message(cache, key)];
-        self.guarded(self.shared.link.eval(&LOAD_ENDED, &[waiting], &args)).await;
+        let [.., waiting] = self.shared.keys.for_key(cache, key);
+        let args = [&self.shared.keys.load_ended, &message(cache, key)];
+        self.with_breaker(self.shared.client.eval(&LOAD_ENDED, &[waiting], &args)).await;
     }
 
-    /// The version of a key. `None` if Redis is away.
+    /// The version of a key. `None` if Redis is unavailable.
     pub(crate) async fn version(&self, cache: &str, key: &str) -> Option<Vec<u8>> {
-        let [_, version, _] = self.shared.keys.of(cache, key);
-        let found = self.guarded(self.shared.link.send(redis::cmd("GET").arg(version).to_owned())).await?;
-        Option::<Vec<u8>>::from_redis_value(found).ok().map(Option::unwrap_or_default)
+        let [_, version, _] = self.shared.keys.for_key(cache, key);
+        let reply = self.with_breaker(self.shared.client.send(redis::cmd("GET").arg(version).to_owned())).await?;
+        Option::<Vec<u8>>::from_redis_value(reply).ok().map(Option::unwrap_or_default)
     }
 
-    /// Puts a value in the place of whatever is there or is being loaded, if its version is still this one; otherwise declares the key
-    /// gone. `None` if Redis did not say that it did either.
-    pub(crate) async fn put(
-        &self,
-        cache: &str,
-        key: &str,
-        before: &[u8],
-        value: &[u8],
-        kept_for: Duration,
-    ) -> Option<bool> {
-        let (version, version_ms) = (new_version(), milliseconds(VERSION_KEPT));
-        let (kept_ms, message) = (milliseconds(kept_for), message(cache, key));
+    /// Replaces the value of a key, and prevents loads in progress from storing theirs, if its version is still this one; otherwise
+    /// invalidates the key and returns `false`. `None` if Redis did not confirm either.
+    pub(crate) async fn put(&self, cache: &str, key: &str, before: &[u8], value: &[u8], ttl: Duration) -> Option<bool> {
+        let (version, version_ttl_ms) = (random_version(), milliseconds(VERSION_TTL));
+        let (ttl_ms, message) = (milliseconds(ttl), message(cache, key));
         let args: [&[u8]; 7] = [
             version.as_bytes(),
-            version_ms.as_bytes(),
-            self.shared.keys.gone.as_bytes(),
+            version_ttl_ms.as_bytes(),
+            self.shared.keys.invalidated.as_bytes(),
             message.as_bytes(),
             before,
             value,
-            kept_ms.as_bytes(),
+            ttl_ms.as_bytes(),
         ];
-        let put = self.shared.link.eval(&PUT, &self.shared.keys.of(cache, key)[..2], &args).await.ok()?;
+        let put = self.shared.client.eval(&PUT, &self.shared.keys.for_key(cache, key)[..2], &args).await.ok()?;
         Some(put == Value::Int(1))
     }
 
-    /// Declares a key gone. `false` if Redis did not say that it did.
-    pub(crate) async fn forget(&self, cache: &str, key: &str) -> bool {
-        let (version, version_ms) = (new_version(), milliseconds(VERSION_KEPT));
-        let args = [&version, &version_ms, &self.shared.keys.gone, &message(cache, key)];
-        // Not behind the breaker: this has to be done.
-        self.shared.link.eval(&FORGET, &self.shared.keys.of(cache, key)[..2], &args).await.is_ok()
+    /// Invalidates a key. `false` if Redis did not confirm it.
+    pub(crate) async fn invalidate(&self, cache: &str, key: &str) -> bool {
+        let (version, version_ttl_ms) = (random_version(), milliseconds(VERSION_TTL));
+        let args = [&version, &version_ttl_ms, &self.shared.keys.invalidated, &message(cache, key)];
+        // Without the breaker: an invalidation must be attempted even if earlier calls have failed.
+        self.shared.client.eval(&INVALIDATE, &self.shared.keys.for_key(cache, key)[..2], &args).await.is_ok()
     }
 
-    /// `None` if Redis does not answer, or has not a moment ago.
-    pub(crate) async fn guarded(&self, call: impl Future<Output = Result<Value, CommandError>>) -> Option<Value> {
-        if !self.shared.breaker.may_pass() {
+    /// Makes a call unless the breaker is open. `None` if it was skipped or failed.
+    pub(crate) async fn with_breaker(&self, call: impl Future<Output = Result<Value, CommandError>>) -> Option<Value> {
+        if !self.shared.breaker.allows_call() {
             return None;
         }
         match call.await {
             Ok(value) => {
-                self.shared.breaker.worked();
+                self.shared.breaker.record_success();
                 Some(value)
             }
-            // It answers, though not with what we wanted (no memory, no permission): others may fare better.
+            // An error reply (out of memory, no permission) shows that Redis responds, so other commands may succeed.
             Err(CommandError::Refused(error)) => {
-                tracing::debug!(%error, "Redis refuses");
-                self.shared.breaker.worked();
+                tracing::debug!(%error, "Redis returned an error");
+                self.shared.breaker.record_success();
                 None
             }
             Err(failure) => {
-                tracing::debug!(?failure, "Redis does not answer; the source is asked");
-                self.shared.breaker.failed();
+                tracing::debug!(?failure, "Redis is unavailable; falling back to the source");
+                self.shared.breaker.record_failure();
                 None
             }
         }
     }
 }
 
-fn new_version() -> String {
+fn random_version() -> String {
     format!("{:016x}", rand::rng().random::<u64>())
 }
 
@@ -311,7 +305,7 @@ fn milliseconds(time: Duration) -> String {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.listening.abort();
+        self.subscription.abort();
     }
 }
 

@@ -1,10 +1,12 @@
-//! What a cache has done so far.
+//! Counters of a cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::entry::Cached;
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        /// What a cache has done since it was made.
+        /// Counters since the cache was created.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Stats {
@@ -23,8 +25,8 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// Every figure with its name.
-            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+            /// Every counter with its name.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),+].into_iter()
             }
         }
@@ -32,33 +34,40 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Answered from the process.
+    /// Values returned from the local level.
     local_hits,
-    /// Answered from Redis.
+    /// Values returned from Redis.
     remote_hits,
-    /// Neither had it.
+    /// Keys found in neither level.
     misses,
-    /// Answered with "there is none", remembered from before.
-    empties,
-    /// Answered with a value that was being refreshed meanwhile.
-    stale,
-    /// Stopped by the filter: there is none.
+    /// Cached "does not exist" results returned.
+    empty_hits,
+    /// Stale values returned while a refresh runs in the background.
+    stale_hits,
+    /// Keys that the filter ruled out.
     filtered,
     /// Calls of the source.
     loads,
-    /// Those who waited for somebody else's load.
-    waits,
-    /// Loads that failed, and those who waited too long.
+    /// Callers that waited for a load that was already in progress.
+    coalesced,
+    /// Loads that failed, and callers that timed out.
     errors,
-    /// Times that Redis did not answer, or was left alone because it had not.
-    away,
+    /// Calls to Redis that failed, or were skipped because earlier ones had failed.
+    remote_unavailable,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    pub(crate) fn count(&self) {
+    pub(crate) fn increment(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Counters {
+    /// The counter for a hit: the given one for a value, `empty_hits` if the key does not exist.
+    pub(crate) fn for_hit<V>(&self, value: &Cached<V>, hit: fn(&Self) -> &Counter) -> &Counter {
+        if value.is_some() { hit(self) } else { &self.empty_hits }
     }
 }

@@ -44,7 +44,11 @@ impl CatalogueCache {
     pub(crate) fn new(catalogue: Arc<dyn Catalogue>, among_others: bool) -> Self {
         let time = if among_others { AMONG_OTHERS } else { ALONE };
         let settings = |name: &str| {
-            Builder::new(name).expire_after(time).empty_for(EMPTY.min(time)).local(MOST, time).loads_at_once(AT_ONCE)
+            Builder::new(name)
+                .expire_after(time)
+                .expire_empty_after(EMPTY.min(time))
+                .local(MOST, time)
+                .max_concurrent_loads(AT_ONCE)
         };
         let (types, shops) = (settings("shop_types").build(), settings("shops").build());
         let (vouchers, sales) = (settings("vouchers").build(), among_others.then(|| settings("sales").build()));
@@ -93,7 +97,7 @@ impl From<CacheError<LedgerError>> for Error {
                     })
                 }
             },
-            CacheError::TooSlow => Self::Plain(Code::Unavailable),
+            CacheError::Timeout => Self::Plain(Code::Unavailable),
             _ => Self::Plain(Code::Internal),
         }
     }

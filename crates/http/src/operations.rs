@@ -40,7 +40,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response 
         metrics::counter!("stampede_limit_let_through_total", "limit" => limit).absolute(count);
     }
     for (cache, stats) in app.engine.cache_stats() {
-        for (what, count) in stats.named() {
+        for (what, count) in stats.iter() {
             metrics::counter!("stampede_cache_total", "cache" => cache.to_owned(), "what" => what).absolute(count);
         }
     }

@@ -1,13 +1,12 @@
-//! In the process.
-
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+//! The filter of one process.
 
 use fastbloom::AtomicBloomFilter;
+use parking_lot::RwLock;
 
-use super::FALSE_POSITIVES;
+use super::FALSE_POSITIVE_RATE;
 
 #[derive(Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalFilter {
     capacity: usize,
     bits: RwLock<Bits>,
 }
@@ -15,46 +14,39 @@ pub(crate) struct Local {
 #[derive(Debug, Default)]
 struct Bits {
     current: Option<AtomicBloomFilter>,
-    filling: Option<AtomicBloomFilter>,
+    building: Option<AtomicBloomFilter>,
 }
 
-impl Local {
+impl LocalFilter {
     pub(crate) fn new(capacity: usize) -> Self {
         Self { capacity, bits: RwLock::default() }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Bits> {
-        self.bits.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Bits> {
-        self.bits.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// `None` if there is no current filter.
     pub(crate) fn may_exist(&self, key: &str) -> Option<bool> {
-        self.read().current.as_ref().map(|bits| bits.contains(key))
+        self.bits.read().current.as_ref().map(|bits| bits.contains(key))
     }
 
     pub(crate) fn announce(&self, key: &str) {
-        let bits = self.read();
-        for bits in bits.current.iter().chain(&bits.filling) {
+        let bits = self.bits.read();
+        for bits in bits.current.iter().chain(&bits.building) {
             bits.insert(key);
         }
     }
 
     pub(crate) fn begin(&self) {
-        let fresh = AtomicBloomFilter::with_false_pos(FALSE_POSITIVES).expected_items(self.capacity.max(1));
-        self.write().filling = Some(fresh);
+        let empty = AtomicBloomFilter::with_false_pos(FALSE_POSITIVE_RATE).expected_items(self.capacity.max(1));
+        self.bits.write().building = Some(empty);
     }
 
     pub(crate) fn add(&self, keys: &[String]) {
-        if let Some(bits) = &self.read().filling {
+        if let Some(bits) = &self.bits.read().building {
             keys.iter().for_each(|key| _ = bits.insert(key.as_str()));
         }
     }
 
     pub(crate) fn finish(&self) {
-        let mut bits = self.write();
-        bits.current = bits.filling.take();
+        let mut bits = self.bits.write();
+        bits.current = bits.building.take();
     }
 }

@@ -1,59 +1,62 @@
-//! In Redis, for all processes.
+//! The filter in Redis, shared by all processes.
 //!
-//! | key | holds |
+//! | key | contents |
 //! |---|---|
-//! | `app:filter:{shop}` | a hash: the current generation, its seed, the run of the server it was filled in and since when; the generation that is being filled, and its seed |
-//! | `app:filter:{shop}:…` | the bits of a generation, and one more that says that they are whole |
-//! | `app:lock:{filter:shop}` | the lock of who fills it |
+//! | `app:filter:{shop}` | a hash: id, seed, server run id and build time of the current generation; id, seed and server run id of the generation that is being built |
+//! | `app:filter:{shop}:…` | the bits of a generation, and a marker bit after them |
+//! | `app:lock:{filter:shop}` | the lock of the process that builds it |
+//!
+//! The marker bit is set when a build starts. If Redis loses the bits, later additions create the key again without the marker, which
+//! shows that the bits are incomplete.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use rand::RngExt as _;
 use redis::{FromRedisValue as _, Value};
 use stampede_lock::Guard;
 use stampede_redis::{CommandError, Script};
 
-use super::{FilterSettings, MAX_BITS, Unannounced, bits_per_key};
-use crate::builder::LONGEST;
+use super::{AnnounceError, FilterConfig, MAX_BITS, bits_per_key};
+use crate::builder::MAX_DURATION;
 use crate::remote::Remote;
 
 static CHECK: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_check.lua")));
 static ANNOUNCE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_announce.lua")));
 static FINISH: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("../lua/filter_finish.lua")));
 
-/// How often an announcement is tried anew if the filter changes under it.
-const TRIES: usize = 5;
-/// Bits that are not used any more are kept for at least so long: longer than it takes to fill them.
-const MIN_KEPT: Duration = Duration::from_secs(3600);
-
-/// After it was found that nobody knows, so long everybody is told so.
-const NOBODY_KNOWS: Duration = Duration::from_millis(100);
+/// How often an announcement is retried if the generations change while it runs.
+const ANNOUNCE_ATTEMPTS: usize = 5;
+/// The minimum TTL of bits; longer than a build takes.
+const MIN_BITS_TTL: Duration = Duration::from_secs(3600);
+/// How long the result that there is no current filter is reused.
+const UNKNOWN_TTL: Duration = Duration::from_millis(100);
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-pub(crate) struct Shared {
+pub(crate) struct SharedFilter {
     remote: Remote,
     name: String,
-    main: String,
-    /// The size of what we fill. What others fill may be of another.
+    meta_key: String,
+    /// The size of generations that this process builds. Other processes may use another capacity.
     size: Size,
-    view: RwLock<Seen>,
+    view: RwLock<ViewState>,
 }
 
-/// What we know of the filter.
+/// The view of the filter that this process has cached.
 #[derive(Debug, Clone)]
-enum Seen {
-    View(Arc<View>),
-    /// Nobody knew, then.
-    Nothing(Option<Instant>),
+enum ViewState {
+    Known(Arc<View>),
+    /// No view. With the time if Redis had no usable filter then; without it the next caller asks Redis.
+    Unknown(Option<Instant>),
 }
 
 #[derive(Debug)]
 struct View {
     current: Generation,
-    /// The connection on which we learned it.
+    /// The number of the connection on which the view was read.
     connection: u64,
 }
 
@@ -63,24 +66,24 @@ struct Size {
     hashes: u64,
 }
 
-/// One filling of the filter. Its size is a part of its id, so that nobody can take it for another.
+/// One build of the filter. The size is a part of the id, so that generations of different sizes are never confused.
 #[derive(Debug, Clone)]
 pub(crate) struct Generation {
     id: String,
     size: Size,
     seed: u64,
-    /// The run of the server in which it was begun.
-    run: String,
+    /// The run id of the server on which the build started.
+    run_id: String,
 }
 
 impl Generation {
-    fn read(id: String, seed: &str, run: String) -> Option<Self> {
+    fn parse(id: String, seed: &str, run_id: String) -> Option<Self> {
         let mut parts = id.split('-');
         let (bits, hashes) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        Some(Self { size: Size { bits, hashes }, seed: seed.parse().ok()?, run, id })
+        Some(Self { size: Size { bits, hashes }, seed: seed.parse().ok()?, run_id, id })
     }
 
-    /// Where a key's bits are. The seed is random, so that nobody can choose keys that pass.
+    /// The positions of the bits of a key. The seed is random, so that an attacker cannot choose missing keys that pass.
     fn positions(&self, key: &str) -> impl Iterator<Item = u64> {
         let Size { bits, hashes } = self.size;
         let start = mix(self.seed);
@@ -90,185 +93,192 @@ impl Generation {
     }
 }
 
-/// What Redis knows of the filter.
+/// The metadata of the filter in Redis.
 #[derive(Debug, Default)]
 struct Meta {
     current: Option<Generation>,
-    filling: Option<Generation>,
-    since_s: u64,
+    building: Option<Generation>,
+    built_at_s: u64,
 }
 
-impl Shared {
+impl SharedFilter {
     pub(crate) fn new(remote: Remote, name: &str, capacity: usize) -> Self {
         let bits = (capacity.max(1) as f64 * bits_per_key()).clamp(1024.0, MAX_BITS).ceil();
         let hashes = (bits / capacity.max(1) as f64 * 2f64.ln()).round().clamp(1.0, 16.0);
-        let (main, view) = (format!("{}:filter:{{{name}}}", remote.application()), RwLock::new(Seen::Nothing(None)));
+        let (meta_key, view) =
+            (format!("{}:filter:{{{name}}}", remote.application()), RwLock::new(ViewState::Unknown(None)));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above")]
         let size = Size { bits: bits as u64, hashes: hashes as u64 };
-        Self { remote, name: name.to_owned(), main, size, view }
+        Self { remote, name: name.to_owned(), meta_key, size, view }
     }
 
-    /// How long an announcement may take.
-    pub(crate) fn announced_within(&self) -> Duration {
+    /// The maximum duration of an announcement.
+    pub(crate) fn max_announce_duration(&self) -> Duration {
         let config = self.remote.config();
-        // It asks twice, and may have to wait for what was asked before.
-        3 * config.connect_within + 4 * config.answer_within
+        // Two round trips, each of which may first wait for commands that were sent before.
+        3 * config.connect_timeout + 4 * config.response_timeout
     }
 
-    fn bits_of(&self, generation: &str) -> String {
-        format!("{}:{generation}", self.main)
+    fn bits_key(&self, generation: &str) -> String {
+        format!("{}:{generation}", self.meta_key)
     }
 
-    /// `None` if nobody knows.
+    /// `None` if there is no current filter.
     pub(crate) async fn may_exist(&self, key: &str) -> Option<bool> {
         for _ in 0..2 {
             let view = self.view().await?;
             let mut args = vec![view.current.id.clone(), view.current.size.bits.to_string()];
             args.extend(view.current.positions(key).map(|position| position.to_string()));
-            let keys = [self.main.clone(), self.bits_of(&view.current.id)];
-            let answer = self.remote.guarded(self.remote.link().eval(&CHECK, &keys, &args)).await?;
-            // Answered on the connection that the view belongs to, or by a server that may have forgotten something?
-            if self.remote.link().connection_count() == view.connection {
-                match answer {
+            let keys = [self.meta_key.clone(), self.bits_key(&view.current.id)];
+            let reply = self.remote.with_breaker(self.remote.client().eval(&CHECK, &keys, &args)).await?;
+            // After a reconnect the reply may come from a restarted server that has lost keys.
+            if self.remote.client().connection_count() == view.connection {
+                match reply {
                     Value::Int(0) => return Some(false),
                     Value::Int(1) => return Some(true),
                     _ => {}
                 }
             }
-            self.see(Seen::Nothing(None));
+            self.set_view(ViewState::Unknown(None));
         }
         None
     }
 
-    fn see(&self, seen: Seen) {
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = seen;
+    fn set_view(&self, state: ViewState) {
+        *self.view.write() = state;
     }
 
-    /// What we know of the filter; asked for anew after every new connection.
+    /// The cached view; read from Redis again after every reconnect.
     async fn view(&self) -> Option<Arc<View>> {
-        let seen = self.view.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match seen {
-            Seen::View(view) if view.connection == self.remote.link().connection_count() => return Some(view),
-            Seen::Nothing(Some(at)) if at.elapsed() < NOBODY_KNOWS => return None,
+        let state = self.view.read().clone();
+        match state {
+            ViewState::Known(view) if view.connection == self.remote.client().connection_count() => return Some(view),
+            ViewState::Unknown(Some(at)) if at.elapsed() < UNKNOWN_TTL => return None,
             _ => {}
         }
-        let view = self.look().await;
-        self.see(view.clone().map_or_else(|| Seen::Nothing(Some(Instant::now())), Seen::View));
+        let view = self.fetch_view().await;
+        self.set_view(view.clone().map_or_else(|| ViewState::Unknown(Some(Instant::now())), ViewState::Known));
         view
     }
 
-    async fn look(&self) -> Option<Arc<View>> {
-        let link = self.remote.link();
-        let meta = self.remote.guarded(link.send(self.ask_meta())).await.map(read_meta)?;
-        let connection = link.connection_count();
-        let run = self.remote.guarded(link.send(ask_run())).await.and_then(read_run)?;
-        // If the server was restarted since, it may have forgotten what it was told last.
-        let current = meta.current.filter(|current| current.run == run && link.connection_count() == connection)?;
+    async fn fetch_view(&self) -> Option<Arc<View>> {
+        let client = self.remote.client();
+        let meta = self.remote.with_breaker(client.send(self.meta_command())).await.map(parse_meta)?;
+        let connection = client.connection_count();
+        let run_id = self.remote.with_breaker(client.send(info_command())).await.and_then(parse_run_id)?;
+        // A server that was restarted since the build may have lost the last additions.
+        let current =
+            meta.current.filter(|current| current.run_id == run_id && client.connection_count() == connection)?;
         Some(Arc::new(View { current, connection }))
     }
 
-    fn ask_meta(&self) -> redis::Cmd {
-        redis::cmd("HGETALL").arg(&self.main).to_owned()
+    fn meta_command(&self) -> redis::Cmd {
+        redis::cmd("HGETALL").arg(&self.meta_key).to_owned()
     }
 
     async fn meta(&self) -> Result<Meta, CommandError> {
-        self.remote.link().send(self.ask_meta()).await.map(read_meta)
+        self.remote.client().send(self.meta_command()).await.map(parse_meta)
     }
 
-    /// Which run of the server this is.
-    async fn run(&self) -> Result<String, Error> {
-        let value = self.send(ask_run()).await?;
-        read_run(value).ok_or_else(|| "the server does not tell its run; on a cluster there is no shared filter".into())
+    /// The run id of the server, which changes with every restart.
+    async fn run_id(&self) -> Result<String, Error> {
+        let value = self.send(info_command()).await?;
+        parse_run_id(value)
+            .ok_or_else(|| "the server does not report a run id; shared filters are not supported on a cluster".into())
     }
 
     /// The server's time in seconds.
     async fn now_s(&self) -> Result<u64, CommandError> {
-        let time = self.remote.link().send(redis::cmd("TIME")).await?;
+        let time = self.remote.client().send(redis::cmd("TIME")).await?;
         Ok(<(u64, u64)>::from_redis_value(time).unwrap_or_default().0)
     }
 
-    pub(crate) async fn announce(&self, key: &str) -> Result<(), Unannounced> {
-        for _ in 0..TRIES {
-            let meta = self.meta().await.map_err(|_| Unannounced)?;
-            let id =
-                |generation: &Option<Generation>| generation.as_ref().map(|known| known.id.clone()).unwrap_or_default();
-            let mut keys = vec![self.main.clone()];
-            let mut args = vec![id(&meta.current), id(&meta.filling)];
-            for generation in meta.current.iter().chain(&meta.filling) {
-                keys.push(self.bits_of(&generation.id));
+    /// Adds a new key to the current generation and to the one that is being built.
+    pub(crate) async fn announce(&self, key: &str) -> Result<(), AnnounceError> {
+        for _ in 0..ANNOUNCE_ATTEMPTS {
+            let meta = self.meta().await.map_err(|_| AnnounceError)?;
+            let id = |generation: &Option<Generation>| {
+                generation.as_ref().map(|generation| generation.id.clone()).unwrap_or_default()
+            };
+            let mut keys = vec![self.meta_key.clone()];
+            let mut args = vec![id(&meta.current), id(&meta.building)];
+            for generation in meta.current.iter().chain(&meta.building) {
+                keys.push(self.bits_key(&generation.id));
                 args.extend([generation.size.hashes.to_string(), generation.size.bits.to_string()]);
                 args.extend(generation.positions(key).map(|position| position.to_string()));
             }
-            let added = self.remote.link().eval(&ANNOUNCE, &keys, &args).await.map_err(|_| Unannounced)?;
+            let added = self.remote.client().eval(&ANNOUNCE, &keys, &args).await.map_err(|_| AnnounceError)?;
             if added == Value::Int(1) {
                 return Ok(());
             }
         }
-        Err(Unannounced)
+        Err(AnnounceError)
     }
 
-    /// Begins to fill a new generation. `None` if the current one is good and young, or somebody else is at it.
-    pub(crate) async fn begin(&self, settings: &FilterSettings) -> Result<Option<(Generation, Guard)>, Error> {
+    /// Starts to build a new generation. `None` if the current one is recent and intact, or another process is building one.
+    pub(crate) async fn begin(&self, config: &FilterConfig) -> Result<Option<(Generation, Guard)>, Error> {
         let lock = self.remote.locks().simple(&format!("filter:{}", self.name))?;
         let guard = match lock.try_lock().await {
             Ok(guard) => guard,
             Err(stampede_lock::Error::NotAcquired { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let (meta, run) = (self.meta().await.map_err(told)?, self.run().await?);
-        let young = self.now_s().await.map_err(told)? < meta.since_s.saturating_add(settings.refill_every.as_secs());
+        let (meta, run_id) = (self.meta().await?, self.run_id().await?);
+        let expires_at_s = meta.built_at_s.saturating_add(config.rebuild_interval.as_secs());
+        let is_recent = self.now_s().await? < expires_at_s;
         if let Some(current) = &meta.current
-            && (&current.run, current.size) == (&run, self.size)
-            && young
-            && self.is_whole(current).await?
+            && (&current.run_id, current.size) == (&run_id, self.size)
+            && is_recent
+            && self.is_intact(current).await?
         {
             guard.release().await?;
             return Ok(None);
         }
         let Size { bits, hashes } = self.size;
         let id = format!("{bits}-{hashes}-{:016x}", rand::rng().random::<u64>());
-        let generation = Generation { id, size: self.size, seed: rand::rng().random(), run };
+        let generation = Generation { id, size: self.size, seed: rand::rng().random(), run_id };
         let mut begin = redis::cmd("HSET");
-        begin.arg(&self.main).arg("filling").arg(&generation.id);
-        begin.arg("filling_seed").arg(generation.seed).arg("filling_run").arg(&generation.run);
+        begin.arg(&self.meta_key).arg("building").arg(&generation.id);
+        begin.arg("building_seed").arg(generation.seed).arg("building_run_id").arg(&generation.run_id);
         self.send(begin).await?;
-        // The last bit says that they are whole: if Redis forgets them, those that are set later do not have it.
+        // The marker bit, which also allocates the bits.
         let mut allocate = redis::cmd("SETBIT");
-        allocate.arg(self.bits_of(&generation.id)).arg(bits).arg(1);
+        allocate.arg(self.bits_key(&generation.id)).arg(bits).arg(1);
         self.send(allocate).await?;
-        // The bits of a process that died do not stay for ever; those in use are replaced long before.
+        // The expiry removes the bits of a process that died; bits in use are replaced long before.
         let mut expire = redis::cmd("PEXPIRE");
-        let kept_for = (3 * (settings.refill_every + settings.create_within)).clamp(MIN_KEPT, LONGEST);
-        expire.arg(self.bits_of(&generation.id)).arg(kept_for.as_millis().to_string());
+        let ttl = (3 * (config.rebuild_interval + config.max_create_delay)).clamp(MIN_BITS_TTL, MAX_DURATION);
+        expire.arg(self.bits_key(&generation.id)).arg(ttl.as_millis().to_string());
         self.send(expire).await?;
-        if let Some(left) = meta.filling {
-            self.drop_bits(&left).await;
+        if let Some(abandoned) = meta.building {
+            self.delete_bits(&abandoned).await;
         }
         Ok(Some((generation, guard)))
     }
 
-    /// They are of no use. If that cannot be told, they expire.
-    pub(crate) async fn drop_bits(&self, generation: &Generation) {
-        if let Err(error) = self.send(redis::cmd("DEL").arg(self.bits_of(&generation.id)).to_owned()).await {
-            tracing::debug!(%error, "the bits of a filter are left to expire");
+    /// Deletes the bits of a generation that is not used. If that fails, they expire.
+    pub(crate) async fn delete_bits(&self, generation: &Generation) {
+        if let Err(error) = self.send(redis::cmd("DEL").arg(self.bits_key(&generation.id)).to_owned()).await {
+            tracing::debug!(%error, "the bits of a filter could not be deleted; they will expire");
         }
     }
 
     async fn send(&self, command: redis::Cmd) -> Result<Value, Error> {
-        self.remote.link().send(command).await.map_err(told)
+        Ok(self.remote.client().send(command).await?)
     }
 
-    async fn is_whole(&self, generation: &Generation) -> Result<bool, Error> {
+    /// Whether the marker bit is still set.
+    async fn is_intact(&self, generation: &Generation) -> Result<bool, Error> {
         let mut command = redis::cmd("GETBIT");
-        command.arg(self.bits_of(&generation.id)).arg(generation.size.bits);
+        command.arg(self.bits_key(&generation.id)).arg(generation.size.bits);
         Ok(self.send(command).await? == Value::Int(1))
     }
 
     pub(crate) async fn add(&self, generation: &Generation, keys: &[String]) -> Result<(), Error> {
-        for some in keys.chunks(500) {
+        for chunk in keys.chunks(500) {
             let mut command = redis::cmd("BITFIELD");
-            command.arg(self.bits_of(&generation.id));
-            for position in some.iter().flat_map(|key| generation.positions(key)) {
+            command.arg(self.bits_key(&generation.id));
+            for position in chunk.iter().flat_map(|key| generation.positions(key)) {
                 command.arg("SET").arg("u1").arg(position).arg(1);
             }
             self.send(command).await?;
@@ -276,48 +286,42 @@ impl Shared {
         Ok(())
     }
 
-    /// It is filled. If Redis forgot something meanwhile, it is not.
+    /// Makes a built generation the current one. Fails if Redis may have lost bits during the build.
     pub(crate) async fn finish(&self, generation: &Generation) -> Result<(), Error> {
-        let (meta, run) = (self.meta().await.map_err(told)?, self.run().await?);
-        let before = meta.current.map_or_else(|| generation.id.clone(), |current| current.id);
-        let keys = [self.main.clone(), self.bits_of(&generation.id), self.bits_of(&before)];
-        if run != generation.run {
-            return Err("Redis was restarted meanwhile".into());
+        let (meta, run_id) = (self.meta().await?, self.run_id().await?);
+        let previous = meta.current.map_or_else(|| generation.id.clone(), |current| current.id);
+        let keys = [self.meta_key.clone(), self.bits_key(&generation.id), self.bits_key(&previous)];
+        if run_id != generation.run_id {
+            return Err("Redis was restarted during the build".into());
         }
-        let args = [generation.id.clone(), generation.seed.to_string(), run, generation.size.bits.to_string()];
-        let done = self.remote.link().eval(&FINISH, &keys, &args).await.map_err(told)?;
-        if done == Value::Int(1) { Ok(()) } else { Err("it was forgotten, or begun anew, meanwhile".into()) }
+        let args = [generation.id.clone(), generation.seed.to_string(), run_id, generation.size.bits.to_string()];
+        let reply = self.remote.client().eval(&FINISH, &keys, &args).await?;
+        if reply == Value::Int(1) { Ok(()) } else { Err("the generation was lost or replaced during the build".into()) }
     }
 }
 
-fn ask_run() -> redis::Cmd {
+fn info_command() -> redis::Cmd {
     redis::cmd("INFO").arg("server").to_owned()
 }
 
-/// `None` if it is not told: a cluster answers for all nodes at once.
-fn read_run(value: Value) -> Option<String> {
+/// `None` if the reply has no run id: a cluster replies for all nodes at once.
+fn parse_run_id(value: Value) -> Option<String> {
     let info = String::from_redis_value(value).ok()?;
-    let run = info.lines().find_map(|line| line.strip_prefix("run_id:"))?.trim().to_owned();
-    (!run.is_empty()).then_some(run)
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"))?.trim().to_owned();
+    (!run_id.is_empty()).then_some(run_id)
 }
 
-fn read_meta(value: Value) -> Meta {
+fn parse_meta(value: Value) -> Meta {
     let fields = HashMap::<String, String>::from_redis_value(value).unwrap_or_default();
     let field = |name: &str| fields.get(name).cloned();
-    let generation = |id: &str, seed: &str, run: &str| Generation::read(field(id)?, &field(seed)?, field(run)?);
-    let (current, filling) =
-        (generation("current", "seed", "run"), generation("filling", "filling_seed", "filling_run"));
-    let since_s = field("since").and_then(|since| since.parse().ok()).unwrap_or(0);
-    Meta { current, filling, since_s }
+    let generation = |id: &str, seed: &str, run_id: &str| Generation::parse(field(id)?, &field(seed)?, field(run_id)?);
+    let (current, building) =
+        (generation("current", "seed", "run_id"), generation("building", "building_seed", "building_run_id"));
+    let built_at_s = field("built_at").and_then(|time| time.parse().ok()).unwrap_or(0);
+    Meta { current, building, built_at_s }
 }
 
-fn told(failure: CommandError) -> Error {
-    match failure {
-        CommandError::NotSent(error) | CommandError::Unknown(error) | CommandError::Refused(error) => error.into(),
-    }
-}
-
-/// Spreads the bits of a number over all of it (the finish of splitmix64).
+/// Mixes the bits of a number (the finalizer of splitmix64).
 fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

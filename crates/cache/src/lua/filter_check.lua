@@ -1,9 +1,10 @@
--- KEYS[1] what is known of the filter: a hash
+-- Checks whether a key can exist.
+-- KEYS[1] metadata of the filter: a hash
 -- KEYS[2] the bits of the current generation
--- ARGV[1] the generation that the asker knows as current
--- ARGV[2] the position of the bit that says that the bits are whole
+-- ARGV[1] id of the current generation as the caller knows it
+-- ARGV[2] the position of the marker bit
 -- ARGV[3…] positions
--- Returns 1 may exist; 0 does not; -1 the asker does not know the filter
+-- Returns 1 if it may exist; 0 if it does not; -1 if the caller's view of the filter is outdated
 if redis.call('HGET', KEYS[1], 'current') ~= ARGV[1] or redis.call('GETBIT', KEYS[2], ARGV[2]) == 0 then
     return -1
 end

@@ -1,6 +1,6 @@
--- A load has ended without a value: wakes the processes that wait for it.
--- KEYS[1] that a process waits for the load
--- ARGV[1] channel for loads that have ended
+-- Wakes the processes that wait for a load that has ended without storing a value.
+-- KEYS[1] the mark of a waiting process
+-- ARGV[1] channel for ended loads
 -- ARGV[2] the message
 -- Returns 1 if a process waited; 0 otherwise
 local waited = redis.call('DEL', KEYS[1])

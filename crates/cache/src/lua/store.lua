@@ -1,13 +1,13 @@
--- Stores what was loaded, unless the value was declared gone since its version was read: then what was loaded may be old.
+-- Stores a loaded value, unless the key was changed since its version was read: then the loaded value may be outdated.
 -- KEYS[1] the value
 -- KEYS[2] its version
--- KEYS[3] that a process waits for its load
--- ARGV[1] the version as it was before the load; nothing if there was none
+-- KEYS[3] the mark of a waiting process
+-- ARGV[1] the version from before the load; empty if there was none
 -- ARGV[2] the value
--- ARGV[3] how long it is kept, ms
--- ARGV[4] channel for loads that have ended
+-- ARGV[3] TTL of the value, ms
+-- ARGV[4] channel for ended loads
 -- ARGV[5] the message
--- Returns 1 stored; 0 not
+-- Returns 1 if stored; 0 otherwise
 if (redis.call('GET', KEYS[2]) or '') ~= ARGV[1] then
     return 0
 end

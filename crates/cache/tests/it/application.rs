@@ -1,16 +1,16 @@
-//! Two applications on one Redis.
+//! Two applications that share one Redis.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
-use stampede_cache::{Builder, Filter, FilterSettings, Remote, RemoteConfig};
+use stampede_cache::{Builder, Filter, FilterConfig, Remote, RemoteConfig};
 use stampede_testkit::redis;
 
 use crate::support::{Numbers, Source, change, until};
 
 fn application(name: &str, port: u16, source: &Source) -> (Numbers, Filter<u64>) {
     let remote = Remote::new(name, redis::url(port), RemoteConfig::default()).unwrap();
-    let settings = FilterSettings { create_within: Duration::from_millis(10), ..FilterSettings::default() };
+    let settings = FilterConfig { max_create_delay: Duration::from_millis(10), ..FilterConfig::default() };
     let source = source.clone();
     let filter = Filter::shared(&remote, "numbers", settings, move |after| {
         let page = source.keys_after(after);
@@ -20,7 +20,7 @@ fn application(name: &str, port: u16, source: &Source) -> (Numbers, Filter<u64>)
 }
 
 #[tokio::test]
-async fn applications_with_the_same_names_do_not_meet() {
+async fn applications_with_equal_cache_names_are_isolated() {
     let server = redis::start().unwrap();
     let port = server.port();
     let sources = [Source::default(), Source::default()];
@@ -29,20 +29,22 @@ async fn applications_with_the_same_names_do_not_meet() {
     sources[1].set(8, 2);
     let [(one, one_filter), (two, two_filter)] =
         [application("one", port, &sources[0]), application("two", port, &sources[1])];
-    for (filter, channel) in [(&one_filter, "one:cache:gone"), (&two_filter, "two:cache:gone")] {
-        until("the filter is filled", || filter.is_current()).await;
-        until("it listens", || async { redis::ask(port, &["pubsub", "numsub", channel]).unwrap().ends_with('1') })
-            .await;
+    for (filter, channel) in [(&one_filter, "one:cache:invalidated"), (&two_filter, "two:cache:invalidated")] {
+        until("the filter is built", || filter.is_current()).await;
+        until("the subscription is open", || async {
+            redis::ask(port, &["pubsub", "numsub", channel]).unwrap().ends_with('1')
+        })
+        .await;
     }
     // Values and filters.
     assert_eq!((sources[0].get(&one, 7).await, sources[1].get(&two, 7).await), (Some(1), Some(2)));
     assert_eq!((sources[0].get(&one, 8).await, sources[1].get(&two, 8).await), (None, Some(2)));
-    // Messages: the other's local copies stay.
+    // Messages: the local values of the other application stay.
     let hits = two.stats().local_hits;
     change(&one, &sources[0], 7, 11).await;
     assert_eq!((sources[0].get(&one, 7).await, sources[1].get(&two, 7).await), (Some(11), Some(2)));
     assert_eq!(two.stats().local_hits, hits + 1);
-    // Locks: a load in one does not keep the other waiting.
+    // Locks: a load in one application does not block the other.
     sources.iter().for_each(|source| source.set(9, 9));
     for filter in [&one_filter, &two_filter] {
         filter.announce(&9).await.unwrap();
@@ -52,10 +54,10 @@ async fn applications_with_the_same_names_do_not_meet() {
         let (one, source) = (one.clone(), sources[0].clone());
         async move { source.get_slowly(&one, 9, Duration::from_secs(2)).await }
     });
-    until("it is under way", || async { sources[0].calls() == calls + 1 }).await;
+    until("the load has started", || async { sources[0].calls() == calls + 1 }).await;
     assert_eq!(sources[1].get(&two, 9).await, Some(9));
     assert!(!slow.is_finished());
-    // Nothing in Redis is without the name of its application: values, versions, locks, filters, channels.
+    // Every key and channel begins with the name of its application: values, versions, locks, filters.
     let keys = redis::ask(port, &["--raw", "keys", "*"]).unwrap();
     let channels = redis::ask(port, &["--raw", "pubsub", "channels"]).unwrap();
     assert!(keys.lines().count() >= 8 && channels.lines().count() >= 4, "{keys} {channels}");
@@ -66,7 +68,7 @@ async fn applications_with_the_same_names_do_not_meet() {
 }
 
 #[tokio::test]
-async fn a_name_that_could_be_taken_for_another_is_refused() {
+async fn application_name_with_special_characters_is_rejected() {
     for name in ["", "a:b", "a{b}", "a\0b"] {
         assert!(Remote::new(name, "redis://127.0.0.1/", RemoteConfig::default()).is_err(), "{name:?}");
     }

@@ -1,13 +1,13 @@
-//! The cache from outside, on private Redis servers.
+//! Tests of the public API on private Redis servers.
 
 mod application;
-mod created;
-mod crowd;
+mod cache_stampede;
+mod created_keys;
 mod filter;
+mod invalidation;
+mod load_lock;
 mod local;
 mod outage;
 mod scripts;
 mod subscription;
 mod support;
-mod update;
-mod wait;

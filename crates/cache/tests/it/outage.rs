@@ -1,4 +1,4 @@
-//! Redis dies, stands still and is cut off under load: readers do not notice, and the source is not overrun.
+//! Redis crashes, hangs or is disconnected under load: readers get values without errors, and the source is not overloaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,17 +9,18 @@ use stampede_testkit::{Proxy, count, redis};
 
 use crate::support::{Source, node, until};
 
-const AT_ONCE: usize = 8;
+const MAX_LOADS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_do_not_notice_and_the_source_is_not_overrun() {
+async fn readers_get_no_errors_and_concurrent_loads_stay_bounded() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let proxy = Proxy::start(server.address()).await.unwrap();
     for key in 0..200 {
         source.set(key, key);
     }
     let local = Duration::from_millis(100);
-    let cache = node(proxy.address().port(), |settings| settings.local(50, local).loads_at_once(AT_ONCE)).await;
+    let cache =
+        node(proxy.address().port(), |settings| settings.local(50, local).max_concurrent_loads(MAX_LOADS)).await;
     let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let readers: Vec<_> = (0..64u64)
         .map(|reader| {
@@ -28,7 +29,7 @@ async fn readers_do_not_notice_and_the_source_is_not_overrun() {
                 let mut key = reader;
                 while !stop.load(Ordering::Relaxed) {
                     key = (key * 31 + 7) % 200;
-                    // An error would end the test.
+                    // An error fails the test.
                     assert_eq!(source.get(&cache, key).await, Some(key));
                     reads.fetch_add(1, Ordering::Relaxed);
                     tokio::task::yield_now().await;
@@ -48,31 +49,30 @@ async fn readers_do_not_notice_and_the_source_is_not_overrun() {
     for _ in 0..count(20, 1) {
         for fault in [Fault::Cut, Fault::Hang, Fault::DropAnswers] {
             proxy.set(fault);
-            reading("without Redis").await;
+            reading("reads continue without Redis").await;
             proxy.set(Fault::None);
             proxy.cut_all();
             answered("Redis is used again").await;
         }
         server.kill().unwrap();
-        reading("Redis is dead").await;
+        reading("reads continue after Redis was killed").await;
         server.restart().unwrap();
         answered("Redis is used after its restart").await;
         server.signal("STOP").unwrap();
-        reading("Redis stands still").await;
+        reading("reads continue while Redis hangs").await;
         server.signal("CONT").unwrap();
-        answered("Redis is used when it goes on").await;
+        answered("Redis is used after it resumes").await;
     }
     stop.store(true, Ordering::Relaxed);
     for reader in readers {
         reader.await.unwrap();
     }
-    assert!(source.most_at_once() <= AT_ONCE as u64, "{} at once", source.most_at_once());
-    assert!(cache.stats().away > 0);
+    assert!(source.max_concurrent() <= MAX_LOADS as u64, "{} at once", source.max_concurrent());
+    assert!(cache.stats().remote_unavailable > 0);
 }
 
-/// Redis was never there.
 #[tokio::test]
-async fn a_cache_works_without_the_redis_that_it_was_given() {
+async fn cache_works_if_redis_was_never_reachable() {
     let server = redis::start().unwrap();
     let port = server.port();
     drop(server);
@@ -86,34 +86,34 @@ async fn a_cache_works_without_the_redis_that_it_was_given() {
     assert_eq!(source.calls(), 2);
 }
 
-/// Redis stands still while a key is loaded under the lock. Whoever waits has the value as soon as it is loaded.
+/// Redis hangs while a key is loaded under the lock. The caller gets the value as soon as it is loaded.
 #[tokio::test]
-async fn what_is_loaded_is_given_though_it_cannot_be_stored() {
+async fn loaded_value_is_returned_even_if_it_cannot_be_stored() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let cache = node(server.port(), |settings| settings).await;
     source.set(7, 1);
-    let takes = Duration::from_millis(500);
+    let load_time = Duration::from_millis(500);
     let started = Instant::now();
-    let want = tokio::spawn({
+    let caller = tokio::spawn({
         let (cache, source) = (cache.clone(), source.clone());
-        async move { source.get_slowly(&cache, 7, takes).await }
+        async move { source.get_slowly(&cache, 7, load_time).await }
     });
-    until("it is under way", || async { source.calls() == 1 }).await;
+    until("the load has started", || async { source.calls() == 1 }).await;
     server.signal("STOP").unwrap();
-    assert_eq!(want.await.unwrap(), Some(1));
+    assert_eq!(caller.await.unwrap(), Some(1));
     let waited = started.elapsed();
     server.signal("CONT").unwrap();
-    assert!(waited < takes + Duration::from_secs(1), "{waited:?}");
+    assert!(waited < load_time + Duration::from_secs(1), "{waited:?}");
 }
 
-/// Redis has no room: it answers, and so it is asked.
+/// Redis rejects writes for lack of memory; reads still use it.
 #[tokio::test]
-async fn a_redis_that_refuses_is_not_away() {
+async fn error_replies_do_not_make_redis_unavailable() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let cache = node(server.port(), |settings| settings.local(10, Duration::from_millis(1))).await;
     source.set(7, 1);
     assert_eq!(source.get(&cache, 7).await, Some(1));
-    until("it is stored", || async {
+    until("the value is stored", || async {
         redis::ask(server.port(), &["exists", "test:cache:{numbers:7}"]).unwrap() == "1"
     })
     .await;
@@ -128,5 +128,5 @@ async fn a_redis_that_refuses_is_not_away() {
     }
     let after = cache.stats();
     assert!(after.remote_hits >= before.remote_hits + 20, "{before:?} {after:?}");
-    assert_eq!(after.away, before.away);
+    assert_eq!(after.remote_unavailable, before.remote_unavailable);
 }

@@ -1,7 +1,7 @@
-//! The scripts say what they use.
+//! The header comments of the scripts.
 
 #[test]
-fn the_head_of_a_script_names_what_its_body_uses() {
+fn script_headers_list_the_keys_and_arguments_that_are_used() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/lua");
     assert_eq!(stampede_testkit::lua::check_heads(folder).unwrap(), 8);
 }

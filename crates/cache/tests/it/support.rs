@@ -10,7 +10,7 @@ use stampede_testkit::redis;
 
 pub type Numbers = Cache<u64, u64, Infallible>;
 
-/// A source that counts its calls, and how many were under way at once.
+/// A source that counts its calls and its maximum concurrency.
 #[derive(Debug, Clone, Default)]
 pub struct Source(Arc<Inner>);
 
@@ -18,8 +18,8 @@ pub struct Source(Arc<Inner>);
 struct Inner {
     values: Mutex<HashMap<u64, u64>>,
     calls: AtomicU64,
-    under_way: AtomicU64,
-    most: AtomicU64,
+    concurrent: AtomicU64,
+    max_concurrent: AtomicU64,
 }
 
 impl Source {
@@ -35,22 +35,22 @@ impl Source {
         self.0.calls.load(Ordering::SeqCst)
     }
 
-    pub fn most_at_once(&self) -> u64 {
-        self.0.most.load(Ordering::SeqCst)
+    pub fn max_concurrent(&self) -> u64 {
+        self.0.max_concurrent.load(Ordering::SeqCst)
     }
 
-    pub async fn read(self, key: u64, takes: Duration) -> Result<Option<u64>, Infallible> {
+    pub async fn read(self, key: u64, load_time: Duration) -> Result<Option<u64>, Infallible> {
         self.0.calls.fetch_add(1, Ordering::SeqCst);
-        let now = self.0.under_way.fetch_add(1, Ordering::SeqCst) + 1;
-        self.0.most.fetch_max(now, Ordering::SeqCst);
+        let now = self.0.concurrent.fetch_add(1, Ordering::SeqCst) + 1;
+        self.0.max_concurrent.fetch_max(now, Ordering::SeqCst);
         let value = self.value(key);
-        // What it has read, it has read: it may be old when it arrives.
-        tokio::time::sleep(takes).await;
-        self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+        // The value is read before the delay, so it may be outdated when it is returned.
+        tokio::time::sleep(load_time).await;
+        self.0.concurrent.fetch_sub(1, Ordering::SeqCst);
         Ok(value)
     }
 
-    /// A page of keys after this one.
+    /// The page of keys after this one.
     pub fn keys_after(&self, after: Option<u64>) -> Vec<u64> {
         let values = self.0.values.lock().unwrap();
         let mut keys: Vec<u64> = values.keys().copied().filter(|key| after.is_none_or(|after| *key > after)).collect();
@@ -59,31 +59,31 @@ impl Source {
         keys
     }
 
-    /// Through the cache.
+    /// Reads a key through the cache.
     pub async fn get(&self, cache: &Numbers, key: u64) -> Option<u64> {
         self.get_slowly(cache, key, Duration::from_millis(1)).await
     }
 
-    /// The same from a source that takes so long.
-    pub async fn get_slowly(&self, cache: &Numbers, key: u64, takes: Duration) -> Option<u64> {
+    /// Reads a key through the cache, with a load that takes the given time.
+    pub async fn get_slowly(&self, cache: &Numbers, key: u64, load_time: Duration) -> Option<u64> {
         let source = self.clone();
-        cache.get_or_load(&key, move || source.read(key, takes)).await.unwrap().map(|value| *value)
+        cache.get_or_load(&key, move || source.read(key, load_time)).await.unwrap().map(|value| *value)
     }
 }
 
-/// The application that all nodes belong to.
+/// The application of all nodes.
 pub const APPLICATION: &str = "test";
 
 pub fn remote(port: u16) -> Remote {
     Remote::new(APPLICATION, redis::url(port), RemoteConfig::default()).unwrap()
 }
 
-/// A cache of a node of its own.
+/// The cache of a new node.
 pub async fn node(port: u16, settings: impl FnOnce(Builder) -> Builder) -> Numbers {
     settings(Builder::new("numbers").remote(remote(port))).build()
 }
 
-/// Changes the source, and then declares the value gone.
+/// Changes the source through [`Cache::update`].
 pub async fn change(cache: &Numbers, source: &Source, key: u64, value: u64) {
     let source = source.clone();
     let changing = cache.update(&key, async move {
@@ -93,19 +93,19 @@ pub async fn change(cache: &Numbers, source: &Source, key: u64, value: u64) {
     changing.await.unwrap();
 }
 
-/// Waits until so many nodes hear what is gone.
+/// Waits until this many nodes have subscribed to invalidations.
 pub async fn listening(port: u16, nodes: usize) {
-    until("all listen", || async {
-        redis::ask(port, &["pubsub", "numsub", "test:cache:gone"]).unwrap().ends_with(&format!("{nodes}"))
+    until("all nodes have subscribed", || async {
+        redis::ask(port, &["pubsub", "numsub", "test:cache:invalidated"]).unwrap().ends_with(&format!("{nodes}"))
     })
     .await;
 }
 
-/// Waits for something to become true; how long that took.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut happened: impl FnMut() -> F) -> Duration {
+/// Waits until a condition holds and returns how long it took.
+pub async fn until<F: Future<Output = bool>>(condition: &str, mut holds: impl FnMut() -> F) -> Duration {
     let started = Instant::now();
-    while !happened().await {
-        assert!(started.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+    while !holds().await {
+        assert!(started.elapsed() < Duration::from_secs(20), "timed out: {condition}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     started.elapsed()

@@ -342,9 +342,9 @@ async fn a_crowd_that_looks_at_a_shop_asks_the_database_once() {
         assert_eq!(edited.status, 200);
     }
     // Nobody there: asked once, and known for a while.
-    let empties = of_shops("empties").await;
+    let empty_hits = of_shops("empty_hits").await;
     for _ in 0..10 {
         assert_eq!(client.get("/v1/shops/12345", "").await.unwrap().text("code"), "no_such_shop");
     }
-    assert_eq!(of_shops("empties").await, empties + 9.0);
+    assert_eq!(of_shops("empty_hits").await, empty_hits + 9.0);
 }

@@ -1,9 +1,9 @@
--- Declares a value gone, whatever is being loaded now.
+-- Invalidates a value, and prevents loads in progress from storing theirs by replacing the version.
 -- KEYS[1] the value
 -- KEYS[2] its version
 -- ARGV[1] the new version
--- ARGV[2] how long the version is kept, ms: longer than any load takes
--- ARGV[3] channel on which all processes are told
+-- ARGV[2] TTL of the version, ms; longer than any load takes
+-- ARGV[3] channel for invalidations
 -- ARGV[4] the message
 -- Returns 1
 redis.call('DEL', KEYS[1])

@@ -1,4 +1,4 @@
-//! Several nodes want a key that one of them is loading.
+//! Several nodes request a key that one of them is loading.
 
 use std::io::Error as IoError;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use tokio::task::JoinHandle;
 
 use crate::support::{APPLICATION, Numbers, Source, change, listening, node, remote, until};
 
-fn want(node: &Numbers, source: &Source, key: u64, takes: Duration) -> JoinHandle<Option<u64>> {
+fn request(node: &Numbers, source: &Source, key: u64, load_time: Duration) -> JoinHandle<Option<u64>> {
     let (node, source) = (node.clone(), source.clone());
-    tokio::spawn(async move { source.get_slowly(&node, key, takes).await })
+    tokio::spawn(async move { source.get_slowly(&node, key, load_time).await })
 }
 
 async fn nodes(port: u16, number: usize, settings: fn(Builder) -> Builder) -> Vec<Numbers> {
@@ -25,38 +25,38 @@ async fn nodes(port: u16, number: usize, settings: fn(Builder) -> Builder) -> Ve
     nodes
 }
 
-/// How many commands the server has carried out so far, those of scripts included.
+/// How many commands the server has executed, including those of scripts.
 fn commands(port: u16) -> u64 {
     let stats = redis::ask(port, &["info", "commandstats"]).unwrap();
     let calls = stats.lines().filter_map(|line| line.split_once("calls=")?.1.split_once(',')?.0.parse::<u64>().ok());
     calls.sum()
 }
 
-/// With default settings, half of what a caller waits is less than the load takes.
+/// The load takes longer than half of the default wait timeout.
 #[tokio::test]
-async fn a_load_of_three_seconds_runs_once_with_default_settings() {
+async fn load_of_three_seconds_runs_once_with_default_settings() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let nodes = nodes(server.port(), 4, |settings| settings).await;
     source.set(7, 1);
-    let wants: Vec<_> = nodes.iter().map(|node| want(node, &source, 7, Duration::from_secs(3))).collect();
-    for want in wants {
-        assert_eq!(want.await.unwrap(), Some(1));
+    let requests: Vec<_> = nodes.iter().map(|node| request(node, &source, 7, Duration::from_secs(3))).collect();
+    for request in requests {
+        assert_eq!(request.await.unwrap(), Some(1));
     }
     assert_eq!(source.calls(), 1);
 }
 
-/// Every node that waits costs the same few commands, however many there are.
+/// The number of commands per waiting node is bounded.
 #[tokio::test]
-async fn the_commands_of_waiting_nodes_are_linear_in_their_number() {
+async fn commands_of_waiting_nodes_grow_linearly() {
     let mut costs = Vec::new();
     for number in [10, 40] {
         let (server, source) = (redis::start().unwrap(), Source::default());
         let nodes = nodes(server.port(), number, |settings| settings).await;
         source.set(7, 1);
         let before = commands(server.port());
-        let wants: Vec<_> = nodes.iter().map(|node| want(node, &source, 7, Duration::from_millis(700))).collect();
-        for want in wants {
-            assert_eq!(want.await.unwrap(), Some(1));
+        let requests: Vec<_> = nodes.iter().map(|node| request(node, &source, 7, Duration::from_millis(700))).collect();
+        for request in requests {
+            assert_eq!(request.await.unwrap(), Some(1));
         }
         assert_eq!(source.calls(), 1);
         costs.push((commands(server.port()) - before) / number as u64);
@@ -65,9 +65,9 @@ async fn the_commands_of_waiting_nodes_are_linear_in_their_number() {
     assert!(few <= 25 && many <= 25, "{few} commands for each of 10 nodes, {many} for each of 40");
 }
 
-/// A stale value, read all the time on every node while one of them takes long to refresh it.
+/// All nodes read a stale value constantly while one of them refreshes it slowly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_that_leave_a_refresh_to_another_do_not_ask_all_the_time() {
+async fn nodes_do_not_poll_redis_during_a_refresh_by_another() {
     const NODES: usize = 4;
     let (server, source) = (redis::start().unwrap(), Source::default());
     let nodes = nodes(server.port(), NODES, |settings| {
@@ -80,14 +80,14 @@ async fn nodes_that_leave_a_refresh_to_another_do_not_ask_all_the_time() {
     }
     source.set(7, 2);
     let before = commands(server.port());
-    let takes = Duration::from_secs(2);
+    let load_time = Duration::from_secs(2);
     let started = Instant::now();
     let reading: Vec<_> = nodes
         .iter()
         .map(|node| {
             let (node, source) = (node.clone(), source.clone());
             tokio::spawn(async move {
-                while source.get_slowly(&node, 7, takes).await != Some(2) {
+                while source.get_slowly(&node, 7, load_time).await != Some(2) {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             })
@@ -97,20 +97,20 @@ async fn nodes_that_leave_a_refresh_to_another_do_not_ask_all_the_time() {
         reading.await.unwrap();
     }
     let cost = (commands(server.port()) - before) / NODES as u64;
-    assert!(started.elapsed() < takes + Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(started.elapsed() < load_time + Duration::from_secs(2), "{:?}", started.elapsed());
     assert!(cost <= 60, "{cost} commands for each node");
 }
 
-/// A stale key is declared gone while it is refreshed: a reader does not wait for the old refresh.
+/// A stale key is invalidated during its refresh; a reader does not wait for the outdated refresh.
 #[tokio::test]
-async fn a_refresh_that_is_left_behind_keeps_nobody_waiting() {
+async fn outdated_refresh_does_not_delay_readers() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let stale = |settings: Builder| settings.refresh_after(Duration::from_millis(1)).jitter(0.0);
     let (refresher, other) = (node(server.port(), stale).await, node(server.port(), stale).await);
     listening(server.port(), 2).await;
     source.set(7, 1);
     assert_eq!(source.get(&refresher, 7).await, Some(1));
-    until("it is refreshed slowly", || async {
+    until("the slow refresh has started", || async {
         source.get_slowly(&refresher, 7, Duration::from_secs(3)).await;
         source.calls() == 2
     })
@@ -121,52 +121,52 @@ async fn a_refresh_that_is_left_behind_keeps_nobody_waiting() {
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 
-/// The next one tries at once, not when it looks again by itself.
+/// The next node loads at once, without waiting for its poll interval.
 #[tokio::test]
-async fn a_load_that_fails_wakes_the_next() {
+async fn failed_load_wakes_the_next_node() {
     let server = redis::start().unwrap();
     let caches: Vec<Cache<u64, u64, IoError>> =
         (0..3).map(|_| Builder::new("numbers").remote(remote(server.port())).build()).collect();
     listening(server.port(), 3).await;
-    let takes = Duration::from_millis(200);
+    let load_time = Duration::from_millis(200);
     let calls = Arc::new(AtomicU64::new(0));
     let started = Instant::now();
-    let wants: Vec<_> = caches
+    let requests: Vec<_> = caches
         .iter()
         .map(|cache| {
             let (cache, calls) = (cache.clone(), calls.clone());
             let load = async move || {
                 calls.fetch_add(1, Ordering::SeqCst);
-                tokio::time::sleep(takes).await;
-                Err(IoError::other("as planned"))
+                tokio::time::sleep(load_time).await;
+                Err(IoError::other("intentional failure"))
             };
             tokio::spawn(async move { cache.get_or_load(&7, load).await })
         })
         .collect();
-    for want in wants {
-        assert!(want.await.unwrap().is_err());
+    for request in requests {
+        assert!(request.await.unwrap().is_err());
     }
     assert_eq!(calls.load(Ordering::SeqCst), 3, "each node tries once");
     let took = started.elapsed();
-    assert!(took >= 3 * takes, "one at a time: {took:?}");
-    // Looking by themselves, once a second, they would take longer.
-    assert!(took < 3 * takes + Duration::from_millis(1400), "a node was not woken: {took:?}");
+    assert!(took >= 3 * load_time, "the loads overlapped: {took:?}");
+    // With polling once a second it would take longer.
+    assert!(took < 3 * load_time + Duration::from_millis(1400), "a node was not woken: {took:?}");
 }
 
-/// A key changes while one node loads the old value, and others wait for it.
+/// A key changes while one node loads the old value and the others wait.
 #[tokio::test]
-async fn a_change_during_a_load_costs_one_more_load() {
+async fn change_during_a_load_causes_few_extra_loads() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let nodes = nodes(server.port(), 4, |settings| settings).await;
     for key in 0..count(20, 3) {
         source.set(key, 1);
         let calls = source.calls();
-        let takes = Duration::from_millis(300);
-        let wants: Vec<_> = nodes.iter().map(|node| want(node, &source, key, takes)).collect();
-        until("one loads", || async { source.calls() == calls + 1 }).await;
+        let load_time = Duration::from_millis(300);
+        let requests: Vec<_> = nodes.iter().map(|node| request(node, &source, key, load_time)).collect();
+        until("a load has started", || async { source.calls() == calls + 1 }).await;
         change(&nodes[0], &source, key, 2).await;
-        for want in wants {
-            want.await.unwrap();
+        for request in requests {
+            request.await.unwrap();
         }
         for node in &nodes {
             assert_eq!(source.get(node, key).await, Some(2));
@@ -175,17 +175,17 @@ async fn a_change_during_a_load_costs_one_more_load() {
     }
 }
 
-/// Redis stands still while nodes wait: they load by themselves, before their callers give up.
+/// Redis hangs while a node waits; the node loads by itself before its callers time out.
 #[tokio::test]
-async fn those_who_wait_do_not_wait_for_a_redis_that_stands_still() {
+async fn waiting_node_loads_without_a_lock_while_redis_hangs() {
     let (server, source) = (redis::start().unwrap(), Source::default());
     let nodes = nodes(server.port(), 2, |settings| settings).await;
     source.set(7, 1);
-    let slow = want(&nodes[0], &source, 7, Duration::from_secs(4));
-    until("it is under way", || async { source.calls() == 1 }).await;
+    let slow = request(&nodes[0], &source, 7, Duration::from_secs(4));
+    until("the load has started", || async { source.calls() == 1 }).await;
     let started = Instant::now();
-    let waiting = want(&nodes[1], &source, 7, Duration::from_millis(1));
-    until("it waits", || async {
+    let waiting = request(&nodes[1], &source, 7, Duration::from_millis(1));
+    until("the node waits", || async {
         redis::ask(server.port(), &["exists", "test:cache:{numbers:7}:waiting"]).unwrap() == "1"
     })
     .await;
@@ -199,20 +199,20 @@ async fn those_who_wait_do_not_wait_for_a_redis_that_stands_still() {
 }
 
 #[tokio::test]
-async fn on_a_cluster_a_load_runs_once_and_a_put_is_seen() {
+async fn load_runs_once_and_puts_are_visible_on_a_cluster() {
     let servers = redis::start_cluster().unwrap();
     let urls: Vec<String> = servers.iter().map(|server| redis::url(server.port())).collect();
     let node = || {
-        let config = RemoteConfig { answer_within: Duration::from_secs(2), ..RemoteConfig::default() };
+        let config = RemoteConfig { response_timeout: Duration::from_secs(2), ..RemoteConfig::default() };
         let remote = Remote::new(APPLICATION, Servers::Cluster(urls.clone()), config).unwrap();
         Builder::new("numbers").local(1000, Duration::from_secs(60)).remote(remote).build()
     };
     let (source, nodes): (_, [Numbers; 3]) = (Source::default(), [node(), node(), node()]);
     for key in 0..5 {
         source.set(key, 1);
-        let wants = nodes.each_ref().map(|node| want(node, &source, key, Duration::from_millis(500)));
-        for want in wants {
-            assert_eq!(want.await.unwrap(), Some(1));
+        let requests = nodes.each_ref().map(|node| request(node, &source, key, Duration::from_millis(500)));
+        for request in requests {
+            assert_eq!(request.await.unwrap(), Some(1));
         }
         assert_eq!(source.calls(), key + 1);
     }
@@ -224,7 +224,7 @@ async fn on_a_cluster_a_load_runs_once_and_a_put_is_seen() {
         });
         putting.await.unwrap();
         for node in &nodes {
-            until("it is seen", || async { source.get(node, key).await == Some(2) }).await;
+            until("the put is visible", || async { source.get(node, key).await == Some(2) }).await;
         }
     }
 }
