@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_address_cannot_push_out_anothers_challenge() {
+    fn one_address_cannot_evict_the_challenge_of_another() {
         let challenge = |n: u8| ChallengeId([n; 16]);
         let from = |n: u8| IpAddr::from([192, 0, 2, n]);
         let mut live = vec![(challenge(0), from(1))];
