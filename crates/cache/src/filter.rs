@@ -32,7 +32,7 @@ use crate::remote::Remote;
 use local::LocalFilter;
 use shared::{Generation, SharedFilter};
 
-/// The config of a filter.
+/// The settings of a filter.
 #[derive(Debug, Clone, Copy)]
 pub struct FilterConfig {
     /// The number of keys for which the false positive rate holds; with more keys it rises. Default: 1,000,000.
