@@ -159,9 +159,9 @@ impl Remote {
         let client = Arc::new(Client::new(servers.clone(), *connect_timeout, *response_timeout)?);
         let settings = Config {
             prefix: format!("{application}:lock"),
-            watchdog_lease: *loader_lease,
-            connect_within: *connect_timeout,
-            answer_within: *response_timeout,
+            watchdog_ttl: *loader_lease,
+            connect_timeout: *connect_timeout,
+            response_timeout: *response_timeout,
             ..Config::default()
         };
         let locks = Locks::new(servers, settings).map_err(|error| {

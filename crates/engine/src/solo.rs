@@ -13,7 +13,7 @@ use stampede_core::{
     Admission, Clock, Code, Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, UserId, failpoint,
 };
 use stampede_gate::MemoryGate;
-use stampede_lock::Keyed;
+use stampede_lock::KeyedMutex;
 use tokio::sync::Semaphore;
 
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
@@ -50,7 +50,7 @@ pub struct Solo {
     gate: Arc<MemoryGate>,
     clock: Arc<dyn Clock>,
     ids: Arc<dyn IdMaker>,
-    guards: Keyed<(UserId, SaleId)>,
+    guards: KeyedMutex<(UserId, SaleId)>,
     places: Arc<Semaphore>,
     /// A committer per sale that has sold something; `None` once closed.
     committers: RwLock<Option<HashMap<SaleId, SaleCommitter>>>,
@@ -92,7 +92,7 @@ impl Solo {
     ) -> Self {
         let places = Arc::new(Semaphore::new(config.queue_total));
         let committers = RwLock::new(Some(HashMap::new()));
-        Self { config, ledger, gate, clock, ids, guards: Keyed::new(), places, committers }
+        Self { config, ledger, gate, clock, ids, guards: KeyedMutex::new(), places, committers }
     }
 
     pub(crate) const fn answer_timeout(&self) -> Duration {

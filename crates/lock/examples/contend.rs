@@ -1,19 +1,20 @@
-//! Many tasks add to a counter by reading it and writing it back, which goes wrong unless they do it one at a time. Run it in several
+//! Many tasks increment a counter by reading it and writing it back, which loses increments without mutual exclusion. Run it in several
 //! terminals at once:
 //!
 //! ```sh
 //! cargo run -p stampede-lock --example contend -- fair counter 64 10 redis://127.0.0.1/
 //! ```
 //!
-//! The arguments: none, simple, reentrant, fair, read-write, multi or red; the lock's name; how many tasks; how often each adds; the servers
-//! (red needs three or more). It ends with an error if readers saw a half-done write; that nothing was lost shows in the counter.
+//! Arguments: the kind (none, simple, reentrant, fair, read-write, multi or redlock), the name of the lock, the number of tasks, the
+//! increments per task, and the servers (redlock needs three or more). It fails if a reader sees a partial write; lost increments show in
+//! the counter.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use redis::AsyncCommands as _;
 use redis::aio::MultiplexedConnection;
-use stampede_lock::{Config, Guard, Lock, Locks, Multi, MultiGuard, Owner, Red, RedGuard};
+use stampede_lock::{Config, Guard, Lock, Locks, MultiLock, MultiLockGuard, Owner, RedLock, RedLockGuard};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -34,18 +35,18 @@ async fn main() -> Result<()> {
     for task in running {
         task.await??;
     }
-    // A red lock is released at the majority; the rest goes on in the background.
+    // A Redlock is released on the majority; the other servers are released in the background.
     for server in &servers {
         server.close().await?;
     }
     Ok(())
 }
 
-/// A shorter lease with the environment variable `LEASE_MS`.
+/// The environment variable `TTL_MS` sets a shorter TTL.
 fn config() -> Result<Config> {
     let mut config = Config::default();
-    if let Ok(lease) = std::env::var("LEASE_MS") {
-        config.watchdog_lease = Duration::from_millis(lease.parse()?);
+    if let Ok(ttl) = std::env::var("TTL_MS") {
+        config.watchdog_ttl = Duration::from_millis(ttl.parse()?);
     }
     Ok(config)
 }
@@ -61,25 +62,25 @@ impl Work {
     async fn run(mut self, task: usize, rounds: usize) -> Result<()> {
         for _ in 0..rounds {
             if self.kind == "read-write" && task % 2 == 1 {
-                self.look().await?;
+                self.read().await?;
             } else {
-                self.add().await?;
+                self.increment().await?;
             }
         }
         Ok(())
     }
 
-    async fn add(&mut self) -> Result<()> {
-        let held = self.get().await?;
+    async fn increment(&mut self) -> Result<()> {
+        let guard = self.acquire().await?;
         let (first, second) = (format!("{}-count", self.name), format!("{}-again", self.name));
         let count: u64 = self.data.get::<_, Option<u64>>(&first).await?.unwrap_or(0);
         tokio::task::yield_now().await;
         let _: () = self.data.set(&first, count + 1).await?;
         let _: () = self.data.set(&second, count + 1).await?;
-        Ok(held.release().await?)
+        Ok(guard.release().await?)
     }
 
-    async fn look(&mut self) -> Result<()> {
+    async fn read(&mut self) -> Result<()> {
         let lock = self.servers[0].read_write(&self.name, &Owner::new())?;
         let guard = lock.read().lock().await?;
         let first: Option<u64> = self.data.get(format!("{}-count", self.name)).await?;
@@ -88,53 +89,53 @@ impl Work {
         Ok(guard.release().await?)
     }
 
-    async fn get(&self) -> Result<Held> {
-        let (first, name, me) = (&self.servers[0], &self.name, Owner::new());
+    async fn acquire(&self) -> Result<AnyGuard> {
+        let (first, name, owner) = (&self.servers[0], &self.name, Owner::new());
         Ok(match &*self.kind {
-            "none" => Held::Nothing,
-            "simple" => Held::One(first.simple(name)?.lock().await?),
-            "reentrant" => twice(&first.reentrant(name, &me)?).await?,
-            "fair" => twice(&first.fair(name, &me)?).await?,
-            "read-write" => twice(first.read_write(name, &me)?.write()).await?,
+            "none" => AnyGuard::None,
+            "simple" => AnyGuard::One(first.simple(name)?.lock().await?),
+            "reentrant" => twice(&first.reentrant(name, &owner)?).await?,
+            "fair" => twice(&first.fair(name, &owner)?).await?,
+            "read-write" => twice(first.read_write(name, &owner)?.write()).await?,
             "multi" => {
-                let on = |(at, server): (usize, &Locks)| server.reentrant(&format!("{name}-{at}"), &me);
+                let on = |(index, server): (usize, &Locks)| server.reentrant(&format!("{name}-{index}"), &owner);
                 let mut locks: Vec<Lock> = self.servers.iter().enumerate().map(on).collect::<Result<_, _>>()?;
-                locks.push(first.reentrant(&format!("{name}-more"), &me)?);
-                // In any order.
-                let turn = rand::random_range(0..locks.len());
-                locks.rotate_left(turn);
-                Held::Multi(Multi::new(locks)?.lock().await?)
+                locks.push(first.reentrant(&format!("{name}-more"), &owner)?);
+                // In random order.
+                let offset = rand::random_range(0..locks.len());
+                locks.rotate_left(offset);
+                AnyGuard::Multi(MultiLock::new(locks)?.lock().await?)
             }
-            "red" => Held::Red(Red::new(&self.servers, name)?.lock().await?),
+            "redlock" => AnyGuard::RedLock(RedLock::new(&self.servers, name)?.lock().await?),
             other => bail!("there is no {other} lock"),
         })
     }
 }
 
 /// Enters a re-entrant lock twice.
-async fn twice(lock: &Lock) -> Result<Held> {
-    Ok(Held::Twice(lock.lock().await?, lock.try_lock().await?))
+async fn twice(lock: &Lock) -> Result<AnyGuard> {
+    Ok(AnyGuard::Twice(lock.lock().await?, lock.try_lock().await?))
 }
 
-enum Held {
-    Nothing,
+enum AnyGuard {
+    None,
     One(Guard),
     Twice(Guard, Guard),
-    Multi(MultiGuard),
-    Red(RedGuard),
+    Multi(MultiLockGuard),
+    RedLock(RedLockGuard),
 }
 
-impl Held {
+impl AnyGuard {
     async fn release(self) -> stampede_lock::Result<()> {
         match self {
-            Self::Nothing => Ok(()),
+            Self::None => Ok(()),
             Self::One(guard) => guard.release().await,
             Self::Twice(outer, inner) => {
                 inner.release().await?;
                 outer.release().await
             }
             Self::Multi(guard) => guard.release().await,
-            Self::Red(guard) => guard.release().await,
+            Self::RedLock(guard) => guard.release().await,
         }
     }
 }

@@ -1,69 +1,69 @@
-//! What can go wrong, and what to do about it.
+//! Errors, and what a caller can do about them.
 
 use std::time::Duration;
 
 use stampede_redis::CommandError;
 
-/// Why there is no lock, or none any more.
+/// Why a lock was not acquired, or is no longer held.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else holds it. Try again later, or wait with [`Lock::lock_within`](crate::Lock::lock_within).
-    #[error("somebody else holds the lock")]
+    /// Another owner holds the lock. Try again later, or wait with [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+    #[error("the lock is held by another owner")]
     NotAcquired {
-        /// What is left of the other's lease. It may be renewed, and it may be released earlier.
+        /// The remaining TTL of the other lease. The lease may be renewed, and it may be released earlier.
         remaining: Option<Duration>,
     },
-    /// The lease ended before it was renewed or released. Stop: somebody else may have had the lock since.
-    #[error("the lock is lost: its lease ended")]
+    /// The lease expired before it was renewed or released. Stop working: another owner may have held the lock since.
+    #[error("the lock is lost: its lease expired")]
     Lost,
-    /// The lease ended, and somebody else holds the lock now. Theirs was left alone. Stop.
-    #[error("the lock is lost: it belongs to somebody else now")]
-    WrongOwner,
-    /// The owner holds the read lock, and would wait for itself. Release it first.
-    #[error("who reads cannot write: release the read lock first")]
-    Upgrade,
-    /// Redis does not answer. Nothing stays locked by this: what may have been acquired is released in the background, and ends with
-    /// its lease at the latest. Try again later.
+    /// The lease expired, and another owner holds the lock now. That owner's lease is left untouched. Stop working.
+    #[error("the lock is lost: it is held by another owner")]
+    HeldByOther,
+    /// The owner holds the read lock and asked for the write lock, so it would wait for itself. Release the read lock first.
+    #[error("a read lock cannot be upgraded: release it before acquiring the write lock")]
+    UpgradeNotAllowed,
+    /// Redis does not respond. The lock does not stay acquired: a lease that may have been created is released in the background, and
+    /// expires with its TTL at the latest. Try again later.
     #[error("Redis cannot be reached: {0}")]
     Unreachable(#[source] redis::RedisError),
-    /// Redis answers, but not what a lock needs: the key is used for something else, a permission is missing, the memory is full.
+    /// Redis responds with an error: the key has another type, a permission is missing, the memory is full.
     #[error("Redis refuses: {0}")]
     Refused(#[source] redis::RedisError),
-    /// It was acquired, but too few replicas have confirmed it in time, so it was released again (see
+    /// The lock was acquired, but too few replicas confirmed it in time, so it was released again (see
     /// [`Config::replicas`](crate::Config::replicas)). Try again later.
-    #[error("only {confirmed} of {wanted} replicas know of the lock")]
+    #[error("only {confirmed} of {required} replicas confirmed the lock")]
     NotReplicated {
-        /// How many should have.
-        wanted: usize,
-        /// How many have.
+        /// How many replicas must confirm.
+        required: usize,
+        /// How many replicas confirmed.
         confirmed: usize,
     },
     /// [`Locks::close`](crate::Locks::close) was called.
-    #[error("the locks are closed")]
+    #[error("the lock client is closed")]
     Closed,
-    /// A setting makes no sense.
+    /// A name, a TTL or a setting is invalid.
     #[error("{0}")]
-    Setting(String),
+    InvalidArgument(String),
 }
 
 impl Error {
-    /// Might the same call succeed later?
-    pub fn may_retry(&self) -> bool {
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
         matches!(self, Self::NotAcquired { .. } | Self::Unreachable(_) | Self::NotReplicated { .. })
     }
 
-    pub(crate) fn setting(what: impl Into<String>) -> Self {
-        Self::Setting(what.into())
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::InvalidArgument(message.into())
     }
 }
 
-/// The outcome of something about a lock.
+/// The result of a lock operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl From<CommandError> for Error {
-    fn from(failure: CommandError) -> Self {
-        match failure {
+    fn from(error: CommandError) -> Self {
+        match error {
             CommandError::NotSent(error) | CommandError::Unknown(error) => Self::Unreachable(error),
             CommandError::Refused(error) => Self::Refused(error),
         }

@@ -1,4 +1,4 @@
-//! A lock in hand.
+//! An acquired lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,50 +7,50 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::client::Shared;
 use crate::error::{Error, Result};
-use crate::hold::{Gone, Hold};
+use crate::lease::{Lease, ReleaseOutcome};
+use crate::locks::Shared;
 use stampede_redis::CommandError;
 
-/// After a release that did not reach Redis; doubled each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// The delay after a release that did not reach Redis; doubled each time.
+const INITIAL_DELAY: Duration = Duration::from_millis(10);
 
-/// A lock in hand. Give it back with [`release`](Self::release); dropped, it is released in the background.
-#[must_use = "dropped, the lock is released"]
+/// An acquired lock. Release it with [`release`](Self::release); dropping it releases it in the background.
+#[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     shared: Arc<Shared>,
-    /// `None` once it is given back.
-    hold: Option<Arc<Hold>>,
-    fence: Option<u64>,
+    /// `None` once it is released.
+    lease: Option<Arc<Lease>>,
+    fencing_token: Option<u64>,
 }
 
 impl Guard {
-    pub(crate) fn new(shared: Arc<Shared>, hold: Arc<Hold>, fence: Option<u64>) -> Self {
-        Self { shared, hold: Some(hold), fence }
+    pub(crate) fn new(shared: Arc<Shared>, lease: Arc<Lease>, fencing_token: Option<u64>) -> Self {
+        Self { shared, lease: Some(lease), fencing_token }
     }
 
-    /// The fencing token: higher for every new holder of the lock. Send it with every write, and let the resource refuse a lower one
-    /// than it has seen: then it does not matter whether a holder knows that it has lost the lock.
+    /// The fencing token, higher for every new holder of the lock. Send it with every write, and let the resource refuse a token lower
+    /// than the highest one it has seen: then writes of a holder that has lost the lock without noticing are refused.
     ///
-    /// The simple lock has none. Entering again gives the same token as the first time, and so does reading while one writes; readers
-    /// get one each.
-    pub fn fence(&self) -> Option<u64> {
-        self.fence
+    /// The simple lock has none. Re-entering a lock returns the token of the first entry, and so does reading while holding the write
+    /// lock; otherwise every reader gets its own.
+    pub fn fencing_token(&self) -> Option<u64> {
+        self.fencing_token
     }
 
-    /// Is the lock surely held at this moment, as far as can be told from here? A moment later it may not be.
-    pub fn is_sure(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| hold.is_sure())
+    /// Whether the lock is held now, as far as this process can tell. It may be lost a moment later.
+    pub fn is_valid(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.is_valid())
     }
 
-    /// How long the lock is surely held if it is not renewed.
-    pub fn sure_for(&self) -> Duration {
-        let hold = self.hold.as_ref().filter(|hold| hold.is_sure());
-        hold.map_or(Duration::ZERO, |hold| hold.sure_until().saturating_duration_since(Instant::now()))
+    /// How long the lock remains valid without another renewal.
+    pub fn valid_for(&self) -> Duration {
+        let lease = self.lease.as_ref().filter(|lease| lease.is_valid());
+        lease.map_or(Duration::ZERO, |lease| lease.valid_until().saturating_duration_since(Instant::now()))
     }
 
-    /// Ends as soon as the lock is not surely held any more: Redis has forgotten it, or its lease has ended without a renewal. Also
-    /// ends when the guard is released or dropped. Run it beside the work:
+    /// Completes as soon as the lock is no longer valid: Redis does not have it any more, or its lease has expired without a renewal.
+    /// Also completes when the guard is released or dropped. Run it beside the work:
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,70 +68,70 @@ impl Guard {
     /// # Ok(()) }
     /// ```
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let hold = self.hold.clone();
+        let lease = self.lease.clone();
         async move {
-            if let Some(hold) = hold {
-                hold.lost().await;
+            if let Some(lease) = lease {
+                lease.lost().await;
             }
         }
     }
 
-    /// Gives the lock back. What is lost on the way is repeated, for as long as an answer may take, and counts once.
+    /// Releases the lock. A request without a reply is repeated until the response timeout, and has effect once.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::WrongOwner`] if the lock was gone before: what was done last was perhaps not done alone.
-    /// [`Error::Unreachable`] if Redis does not answer: it goes on in the background, and the lease ends it at the latest.
+    /// [`Error::Lost`] or [`Error::HeldByOther`] if the lock was lost before: the last work may not have been exclusive.
+    /// [`Error::Unreachable`] if Redis does not respond: the release continues in the background, and the lease expires at the latest.
     pub async fn release(mut self) -> Result<()> {
-        let Some(hold) = self.hold.clone() else { return Ok(()) };
-        self.shared.watchdog.forget(&hold);
-        hold.end();
-        let until = Instant::now() + self.shared.config.answer_within;
-        let mut perhaps_done = false;
-        let mut pause = FIRST_PAUSE;
+        let Some(lease) = self.lease.clone() else { return Ok(()) };
+        self.shared.watchdog.unwatch(&lease);
+        lease.end();
+        let deadline = Instant::now() + self.shared.config.response_timeout;
+        let mut maybe_released = false;
+        let mut delay = INITIAL_DELAY;
         loop {
-            match hold.lock.release(&self.shared.link, &hold.id).await {
-                Ok(gone) => {
-                    if !hold.is_doubtful() {
-                        self.hold = None;
+            match lease.lock.release(&self.shared.client, &lease.id).await {
+                Ok(outcome) => {
+                    if !lease.is_unresolved() {
+                        self.lease = None;
                     }
-                    return match gone {
-                        Gone::Released => Ok(()),
-                        // Gone by an earlier try whose answer was lost.
-                        _ if perhaps_done => Ok(()),
-                        Gone::Nobody => Err(Error::Lost),
-                        Gone::Other => Err(Error::WrongOwner),
+                    return match outcome {
+                        ReleaseOutcome::Released => Ok(()),
+                        // Released by an earlier request whose reply was lost.
+                        _ if maybe_released => Ok(()),
+                        ReleaseOutcome::NotHeld => Err(Error::Lost),
+                        ReleaseOutcome::HeldByOther => Err(Error::HeldByOther),
                     };
                 }
                 Err(CommandError::Refused(error)) => return Err(Error::Refused(error)),
-                // Dropping it goes on with it.
-                Err(failure) if Instant::now() + pause >= until => return Err(failure.into()),
-                Err(failure) => perhaps_done |= matches!(failure, CommandError::Unknown(_)),
+                // Dropping the guard continues in the background.
+                Err(error) if Instant::now() + delay >= deadline => return Err(error.into()),
+                Err(error) => maybe_released |= matches!(error, CommandError::Unknown(_)),
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(delay).await;
+            delay *= 2;
         }
     }
 
-    /// May Redis know of it?
-    pub(crate) fn is_known(&self) -> bool {
-        self.hold.as_ref().is_some_and(|hold| hold.is_known())
+    /// Whether Redis may have the lease; otherwise there is nothing to release.
+    pub(crate) fn may_exist(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.may_exist())
     }
 
-    /// Gives the lock back in a task of its own, which goes on if the caller goes away.
+    /// Releases the lock in a separate task, which continues if the caller is cancelled.
     pub(crate) fn release_detached(self) -> JoinHandle<Result<()>> {
         let shared = self.shared.clone();
-        shared.spawn(self.release())
+        shared.spawn_release(self.release())
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            self.shared.watchdog.forget(&hold);
-            hold.end();
-            if hold.is_known() {
-                let doubtful = hold.is_doubtful();
-                self.shared.clone().abandon(hold.lock.clone(), hold.id.clone(), hold.lease, doubtful);
+        if let Some(lease) = self.lease.take() {
+            self.shared.watchdog.unwatch(&lease);
+            lease.end();
+            if lease.may_exist() {
+                let unresolved = lease.is_unresolved();
+                self.shared.clone().release_in_background(lease.lock.clone(), lease.id.clone(), lease.ttl, unresolved);
             }
         }
     }
@@ -139,6 +139,9 @@ impl Drop for Guard {
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("fence", &self.fence).field("sure", &self.is_sure()).finish_non_exhaustive()
+        f.debug_struct("Guard")
+            .field("fencing_token", &self.fencing_token)
+            .field("valid", &self.is_valid())
+            .finish_non_exhaustive()
     }
 }

@@ -1,43 +1,62 @@
-//! Locks that stand on their own and know nothing of what they guard.
+//! Locks, independent of what they protect.
 //!
 //! Inside one process:
 //!
-//! - [`keyed`]: an asynchronous mutex per key
+//! - [`KeyedMutex`]: an asynchronous mutex per key
 //!
-//! On Redis, for many processes ([`Locks`] makes them):
+//! Across processes, on Redis (cargo feature `redis`, enabled by default); [`Locks`] creates them:
 //!
-//! - [`Locks::simple`], [`Locks::reentrant`], [`Locks::fair`], [`Locks::read_write`]: a [`Lock`] each, which gives a [`Guard`]
-//! - [`Multi`]: all of several locks or none; [`Red`]: the majority of several servers
-//! - [`Owner`]: who may enter again
-//! - [`promises`]: what each of them promises, and what not
+//! - [`Locks::simple`], [`Locks::reentrant`], [`Locks::fair`], [`Locks::read_write`]: a [`Lock`] each; acquiring it returns a [`Guard`]
+//! - [`MultiLock`]: all of several locks or none; [`RedLock`]: the Redlock algorithm, a majority of several servers
+//! - [`Owner`]: identifies who may re-enter a lock
+//! - [`guarantees`]: what each kind guarantees, and what it does not
 //!
-//! How it works inside, from the outside in: `lock` tries and waits, `told` is the subscription that wakes those who wait, `guard` and
-//! `hold` are what is in hand, `quorum` is most of a red lock's holds, `watchdog` renews, `client` puts them together and says what is in Redis, `scripts` are the
-//! scripts in `lua/`. The connection is `stampede-redis`.
+//! Internals, from the outside in: `lock` acquires and waits; `notifier` is the pub/sub subscription that wakes waiters; `guard` and
+//! `lease` are an acquired lock; `quorum` tracks the majority of a Redlock; `watchdog` renews; `locks` ties them together and documents
+//! the Redis keys; `scripts` are the Lua scripts in `lua/`. Commands go through the client of `stampede-redis`.
 
 #![warn(missing_docs)]
 
-mod client;
+mod keyed_mutex;
+
+#[cfg(feature = "redis")]
 mod error;
+#[cfg(feature = "redis")]
+pub mod guarantees;
+#[cfg(feature = "redis")]
 mod guard;
-mod hold;
-pub mod keyed;
+#[cfg(feature = "redis")]
+mod lease;
+#[cfg(feature = "redis")]
 mod lock;
-mod multi;
+#[cfg(feature = "redis")]
+mod locks;
+#[cfg(feature = "redis")]
+mod multi_lock;
+#[cfg(feature = "redis")]
+mod notifier;
+#[cfg(feature = "redis")]
 mod owner;
-pub mod promises;
+#[cfg(feature = "redis")]
 mod quorum;
-mod red;
+#[cfg(feature = "redis")]
+mod redlock;
+#[cfg(feature = "redis")]
 mod scripts;
-mod told;
+#[cfg(feature = "redis")]
 mod watchdog;
 
-pub use client::{Config, Locks, ReadWrite};
-pub use error::{Error, Result};
-pub use guard::Guard;
-pub use keyed::Keyed;
-pub use lock::Lock;
-pub use multi::{Multi, MultiGuard};
-pub use owner::Owner;
-pub use red::{Red, RedGuard};
+pub use keyed_mutex::{KeyedMutex, KeyedMutexGuard};
+
+#[cfg(feature = "redis")]
+pub use self::{
+    error::{Error, Result},
+    guard::Guard,
+    lock::Lock,
+    locks::{Config, Locks, ReadWriteLock},
+    multi_lock::{MultiLock, MultiLockGuard},
+    owner::Owner,
+    redlock::{RedLock, RedLockGuard},
+};
+#[cfg(feature = "redis")]
 pub use stampede_redis::Servers;

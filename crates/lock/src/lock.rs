@@ -1,148 +1,147 @@
-//! Getting a lock: at once, within a time, or however long it takes.
+//! Acquiring a lock: at once, with a timeout, or without one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::client::Shared;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
-use crate::hold::{Hold, Member, Named, Tried, sure_for};
+use crate::lease::{AcquireOutcome, Lease, LockKeys, QuorumMember, validity};
+use crate::locks::Shared;
+use crate::notifier::{LastCheck, WaitMode, Waiter, Wakeup};
 use crate::owner::{Owner, random_id};
 use crate::scripts::Kind;
-use crate::told::{Known, Mode, Told, Waiter};
 use stampede_redis::{CommandError, timeout_error};
 
-/// After Redis could not be reached; doubled each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A read lock that was dropped is released in the background within this time.
+/// The delay after Redis could not be reached; doubled each time.
+const INITIAL_DELAY: Duration = Duration::from_millis(10);
+const MAX_DELAY: Duration = Duration::from_secs(1);
+/// How long an upgrade is retried: a read lock whose guard was dropped is released in the background within this time.
 const UPGRADE_GRACE: Duration = Duration::from_secs(2);
-/// The times are Redis' and ours, in whole milliseconds: a look this much later finds the lease ended.
-const AFTER: Duration = Duration::from_millis(2);
+/// Redis and this process count in whole milliseconds by different clocks. A check this much after the end of a lease finds it expired.
+const EXPIRY_MARGIN: Duration = Duration::from_millis(2);
 
-/// A lock by its name. Cheap to clone; made by [`Locks`](crate::Locks).
+/// A named lock. Cheap to clone; created by [`Locks`](crate::Locks).
 #[derive(Debug, Clone)]
 pub struct Lock {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) named: Arc<Named>,
+    pub(crate) keys: Arc<LockKeys>,
     pub(crate) owner: Owner,
-    lease: Option<Duration>,
-    give_up_early: bool,
+    ttl: Option<Duration>,
+    fail_fast: bool,
 }
 
-/// How long a caller is ready to wait.
+/// How long a caller waits for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wait {
-    /// For the lock to be free, or only for an answer?
-    waits: bool,
-    until: Option<Instant>,
+pub(crate) struct WaitLimit {
+    /// Whether to wait until the lock is free, or only for the reply of Redis.
+    for_lock: bool,
+    deadline: Option<Instant>,
 }
 
-impl Wait {
-    pub(crate) const NO: Self = Self { waits: false, until: None };
-    pub(crate) const FOR_EVER: Self = Self { waits: true, until: None };
+impl WaitLimit {
+    pub(crate) const TRY_ONCE: Self = Self { for_lock: false, deadline: None };
+    pub(crate) const UNLIMITED: Self = Self { for_lock: true, deadline: None };
 
-    pub(crate) fn within(time: Duration) -> Self {
-        if time.is_zero() {
-            return Self::NO;
+    pub(crate) fn timeout(timeout: Duration) -> Self {
+        if timeout.is_zero() {
+            return Self::TRY_ONCE;
         }
-        Self { waits: true, until: Instant::now().checked_add(time) }
+        Self { for_lock: true, deadline: Instant::now().checked_add(timeout) }
     }
 
-    /// The same time, but only for an answer.
-    pub(crate) fn for_answer(self) -> Self {
-        Self { waits: false, ..self }
+    /// The same deadline, but only for the reply of Redis.
+    pub(crate) fn for_reply(self) -> Self {
+        Self { for_lock: false, ..self }
     }
 
     pub(crate) fn is_over(self) -> bool {
-        !self.waits || self.left().is_zero()
+        !self.for_lock || self.remaining().is_zero()
     }
 
-    /// What is left of it at most, counted from now.
-    pub(crate) fn left(self) -> Duration {
-        self.until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
+    pub(crate) fn remaining(self) -> Duration {
+        self.deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// `None` if it took longer than that.
-    pub(crate) async fn bound<T>(self, work: impl Future<Output = T>) -> Option<T> {
-        match self.until {
-            Some(until) => tokio::time::timeout_at(until, work).await.ok(),
-            None => Some(work.await),
+    /// Runs a future until the deadline; `None` if it did not complete by then.
+    pub(crate) async fn run<T>(self, future: impl Future<Output = T>) -> Option<T> {
+        match self.deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline, future).await.ok(),
+            None => Some(future.await),
         }
     }
 }
 
 impl Lock {
-    pub(crate) fn new(shared: Arc<Shared>, named: Named, owner: Owner) -> Self {
-        Self { shared, named: Arc::new(named), owner, lease: None, give_up_early: false }
+    pub(crate) fn new(shared: Arc<Shared>, keys: LockKeys, owner: Owner) -> Self {
+        Self { shared, keys: Arc::new(keys), owner, ttl: None, fail_fast: false }
     }
 
-    /// The same lock with a lease: it ends after this time, released or not, and is not renewed.
+    /// The same lock with a fixed TTL: its lease expires after this time, released or not, and the watchdog does not renew it.
     ///
     /// # Errors
-    /// [`Error::Setting`] if the lease is shorter than 10 ms or longer than a day.
-    pub fn with_lease(mut self, lease: Duration) -> Result<Self> {
-        crate::client::check_lease(lease)?;
-        self.lease = Some(lease);
+    /// [`Error::InvalidArgument`] if the TTL is shorter than 10 ms or longer than a day.
+    pub fn with_ttl(mut self, ttl: Duration) -> Result<Self> {
+        crate::locks::check_ttl(ttl)?;
+        self.ttl = Some(ttl);
         Ok(self)
     }
 
-    /// The same lock for the impatient: [`lock_within`](Self::lock_within) gives up at once if the other's lease lasts longer than the
-    /// wait. It gives up too early if the other releases before.
+    /// The same lock, but [`try_lock_for`](Self::try_lock_for) fails at once if the remaining TTL of the current holder is longer than the
+    /// timeout. It also fails if the holder would have released the lock before the timeout.
     #[must_use]
-    pub fn give_up_early(mut self) -> Self {
-        self.give_up_early = true;
+    pub fn fail_fast(mut self) -> Self {
+        self.fail_fast = true;
         self
     }
 
-    /// Gets the lock if it is free.
+    /// Acquires the lock if it is free.
     ///
     /// # Errors
     /// [`Error::NotAcquired`] if it is not; [`Error::Unreachable`].
     pub async fn try_lock(&self) -> Result<Guard> {
-        self.acquire(Wait::NO).await
+        self.acquire(WaitLimit::TRY_ONCE).await
     }
 
-    /// Gets the lock, waiting for it at most so long, whatever Redis does meanwhile. Waiting costs Redis nothing: it tells when the lock
-    /// is free.
+    /// Acquires the lock, waiting for it until the timeout. The timeout is kept even if Redis does not respond. Waiting does not poll:
+    /// Redis publishes a message when the lock is released.
     ///
     /// # Errors
-    /// [`Error::NotAcquired`] if the time is up; [`Error::Unreachable`] if it is up and Redis was away at last.
-    pub async fn lock_within(&self, wait: Duration) -> Result<Guard> {
-        self.acquire(Wait::within(wait)).await
+    /// [`Error::NotAcquired`] after the timeout; [`Error::Unreachable`] after the timeout if the last attempt did not reach Redis.
+    pub async fn try_lock_for(&self, timeout: Duration) -> Result<Guard> {
+        self.acquire(WaitLimit::timeout(timeout)).await
     }
 
-    /// Gets the lock, however long it takes, even if Redis is away for a while.
+    /// Acquires the lock, waiting without a timeout, also while Redis is unavailable.
     ///
     /// # Errors
-    /// [`Error::Refused`] and [`Error::Upgrade`], which waiting does not mend.
+    /// [`Error::Refused`] and [`Error::UpgradeNotAllowed`], for which waiting does not help.
     pub async fn lock(&self) -> Result<Guard> {
-        self.acquire(Wait::FOR_EVER).await
+        self.acquire(WaitLimit::UNLIMITED).await
     }
 
-    /// Does this owner hold the lock now? Asks Redis. The owner of a simple lock is this lock with its clones.
+    /// Asks Redis whether this owner holds the lock. The owner of a simple lock is this value with its clones.
     ///
     /// # Errors
     /// [`Error::Unreachable`].
     pub async fn is_held(&self) -> Result<bool> {
         let owner = self.owner.as_str();
-        match self.named.kind {
+        match self.keys.kind {
             Kind::Simple => {
-                let hold: Option<String> = self.query(redis::cmd("GET").arg(&self.named.keys[0])).await?;
-                Ok(hold.is_some_and(|hold| hold.starts_with(owner)))
+                let id: Option<String> = self.query(redis::cmd("GET").arg(&self.keys.keys[0])).await?;
+                Ok(id.is_some_and(|id| id.starts_with(owner)))
             }
             Kind::Reentrant | Kind::Fair | Kind::Write => {
                 let holder: Option<String> =
-                    self.query(redis::cmd("HGET").arg(&self.named.keys[0]).arg("owner")).await?;
+                    self.query(redis::cmd("HGET").arg(&self.keys.keys[0]).arg("owner")).await?;
                 Ok(holder.as_deref() == Some(owner))
             }
             Kind::Read => {
                 let (seconds, micros): (u64, u64) = self.query(&redis::cmd("TIME")).await?;
                 let now_ms = seconds * 1000 + micros / 1000;
                 let mut readers = redis::cmd("ZRANGEBYSCORE");
-                readers.arg(&self.named.keys[2]).arg(format!("({now_ms}")).arg("+inf");
+                readers.arg(&self.keys.keys[2]).arg(format!("({now_ms}")).arg("+inf");
                 let readers: Vec<String> = self.query(&readers).await?;
                 Ok(readers.iter().any(|reader| reader.starts_with(owner)))
             }
@@ -150,263 +149,269 @@ impl Lock {
     }
 
     async fn query<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T> {
-        let value = self.shared.link.send(command.clone()).await?;
+        let value = self.shared.client.send(command.clone()).await?;
         T::from_redis_value(value).map_err(|error| Error::Refused(error.into()))
     }
 
-    pub(crate) fn lease(&self) -> Duration {
-        self.lease.unwrap_or(self.shared.config.watchdog_lease)
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl.unwrap_or(self.shared.config.watchdog_ttl)
     }
 
-    fn mode(&self) -> Mode {
-        match self.named.kind {
-            Kind::Simple => Mode::Exclusive(None),
-            Kind::Reentrant | Kind::Write => Mode::Exclusive(Some(self.owner.clone())),
-            Kind::Read => Mode::Shared(self.owner.clone()),
-            Kind::Fair => Mode::Named(self.owner.clone()),
+    fn wait_mode(&self) -> WaitMode {
+        match self.keys.kind {
+            Kind::Simple => WaitMode::Exclusive(None),
+            Kind::Reentrant | Kind::Write => WaitMode::Exclusive(Some(self.owner.clone())),
+            Kind::Read => WaitMode::Shared(self.owner.clone()),
+            Kind::Fair => WaitMode::Queued(self.owner.clone()),
         }
     }
 
-    /// A place among those who are told when the lock is free.
-    pub(crate) fn join(&self, id: &Arc<str>) -> Waiter {
-        self.shared.hub.join(&self.named.channel, self.mode(), id)
+    /// Registers a waiter that is woken when the lock is released.
+    pub(crate) fn register_waiter(&self, id: &Arc<str>) -> Waiter {
+        self.shared.notifier.register(&self.keys.channel, self.wait_mode(), id)
     }
 
-    pub(crate) async fn acquire(&self, wait: Wait) -> Result<Guard> {
-        let (hub, config) = (&self.shared.hub, &self.shared.config);
-        let mut attempt = Attempt::new(self, wait.waits);
-        // If others of this client wait already, nothing can be missed from here on.
-        let mut waiter = (wait.waits && hub.hears(&self.named.channel)).then(|| self.join(&attempt.id));
-        // Those who can only have the lock one at a time need not all look. Who might be its owner, however, does once.
-        let shares = matches!(self.named.kind, Kind::Simple | Kind::Reentrant | Kind::Write) && !self.give_up_early;
-        let mut must_look = !(shares && waiter.is_some() && self.named.kind == Kind::Simple);
-        let mut pause = FIRST_PAUSE;
+    pub(crate) async fn acquire(&self, limit: WaitLimit) -> Result<Guard> {
+        let (notifier, config) = (&self.shared.notifier, &self.shared.config);
+        let mut attempt = Attempt::new(self, limit.for_lock);
+        // If the channel is subscribed already, a waiter registered before the first check misses no message.
+        let subscribed = limit.for_lock && notifier.is_subscribed(&self.keys.channel);
+        let mut waiter = subscribed.then(|| self.register_waiter(&attempt.id));
+        // Waiters that exclude each other share the result of one check. A waiter whose owner may already hold the lock checks once
+        // by itself.
+        let shares_checks = matches!(self.keys.kind, Kind::Simple | Kind::Reentrant | Kind::Write) && !self.fail_fast;
+        let mut must_check = !(shares_checks && waiter.is_some() && self.keys.kind == Kind::Simple);
+        let mut delay = INITIAL_DELAY;
         let mut upgrading_since = None;
         loop {
             if self.shared.is_closed() {
                 return Err(Error::Closed);
             }
-            let known = waiter.as_ref().and_then(|waiter| waiter.claim(config.answer_within));
-            if let (Some(known), Some(waiter), false) = (known, &waiter, must_look) {
-                must_look = attempt.wait(waiter, known.look_at(), wait).await;
-                if wait.is_over() {
-                    return Err(known.into());
+            let last_check = waiter.as_ref().and_then(|waiter| waiter.claim_check(config.response_timeout));
+            if let (Some(last_check), Some(waiter), false) = (last_check, &waiter, must_check) {
+                must_check = attempt.wait(waiter, last_check.retry_at(), limit).await;
+                if limit.is_over() {
+                    return Err(last_check.into());
                 }
                 continue;
             }
-            let (problem, look_in) = match attempt.carry_out(wait).await {
-                Ok(Tried::Held { fence }) => {
+            let (error, retry_in) = match attempt.run(limit).await {
+                Ok(AcquireOutcome::Acquired { fencing_token }) => {
                     if let Some(waiter) = waiter {
-                        waiter.done(self.lease());
+                        waiter.acquired(self.ttl());
                     }
-                    hub.entered(&self.named.channel, &self.mode());
-                    return Ok(attempt.succeed(fence));
+                    notifier.notify_acquired(&self.keys.channel, &self.wait_mode());
+                    return Ok(attempt.into_guard(fencing_token));
                 }
-                Ok(Tried::Upgrade) => {
-                    // Perhaps it was released a moment ago, and that is still on its way.
+                Ok(AcquireOutcome::UpgradeNotAllowed) => {
+                    // The read lock may have been dropped a moment ago, and its release may still be in flight.
                     let since = *upgrading_since.get_or_insert_with(Instant::now);
-                    if !wait.waits || since.elapsed() > UPGRADE_GRACE {
-                        return Err(Error::Upgrade);
+                    if !limit.for_lock || since.elapsed() > UPGRADE_GRACE {
+                        return Err(Error::UpgradeNotAllowed);
                     }
-                    (Error::Upgrade, FIRST_PAUSE)
+                    (Error::UpgradeNotAllowed, INITIAL_DELAY)
                 }
-                Ok(Tried::Busy { remaining, shared }) => {
-                    if self.give_up_early && remaining.is_some_and(|remaining| remaining > wait.left()) {
+                Ok(AcquireOutcome::Busy { remaining, shared }) => {
+                    if self.fail_fast && remaining.is_some_and(|remaining| remaining > limit.remaining()) {
                         return Err(Error::NotAcquired { remaining });
                     }
-                    pause = FIRST_PAUSE;
-                    // One that has no end is looked at now and then.
-                    let look_in = remaining.unwrap_or(config.watchdog_lease) + AFTER;
+                    delay = INITIAL_DELAY;
+                    // A lock without a TTL is checked at intervals.
+                    let retry_in = remaining.unwrap_or(config.watchdog_ttl) + EXPIRY_MARGIN;
                     if let Some(waiter) = &waiter {
-                        waiter.learned(look_in, shared);
+                        waiter.report_busy(retry_in, shared);
                     }
-                    (Error::NotAcquired { remaining }, look_in)
+                    (Error::NotAcquired { remaining }, retry_in)
                 }
-                Ok(Tried::NotReplicated { confirmed }) => {
-                    let look_in = pause;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    (Error::NotReplicated { wanted: config.replicas, confirmed }, look_in)
+                Ok(AcquireOutcome::NotReplicated { confirmed }) => {
+                    (Error::NotReplicated { required: config.replicas, confirmed }, next_delay(&mut delay))
                 }
                 Err(CommandError::Refused(error)) => return Err(Error::Refused(error)),
-                Err(failure) => {
-                    let look_in = pause;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    (failure.into(), look_in)
-                }
+                Err(error) => (error.into(), next_delay(&mut delay)),
             };
-            if wait.is_over() {
-                return Err(problem);
+            if limit.is_over() {
+                return Err(error);
             }
-            let busy = matches!(problem, Error::NotAcquired { .. });
+            let busy = matches!(error, Error::NotAcquired { .. });
             match &waiter {
                 Some(waiter) => {
-                    let look_at = Instant::now() + look_in.min(wait.left());
-                    let told = attempt.wait(waiter, look_at, wait).await;
-                    must_look = told || !shares || !busy;
-                    if wait.is_over() {
-                        return Err(problem);
+                    let retry_at = Instant::now() + retry_in.min(limit.remaining());
+                    let woken = attempt.wait(waiter, retry_at, limit).await;
+                    must_check = woken || !shares_checks || !busy;
+                    if limit.is_over() {
+                        return Err(error);
                     }
                 }
                 None => {
-                    // From here on nothing is missed; but until here something may have been.
-                    let mut fresh = self.join(&attempt.id);
-                    fresh.ready(wait.left().min(config.answer_within)).await;
-                    must_look = fresh.was_woken() || !shares || !busy;
-                    waiter = Some(fresh);
+                    // No message is missed once the channel is subscribed, but one may have been missed before.
+                    let mut registered = self.register_waiter(&attempt.id);
+                    registered.subscribed(limit.remaining().min(config.response_timeout)).await;
+                    must_check = registered.take_wakeup() || !shares_checks || !busy;
+                    waiter = Some(registered);
                 }
             }
         }
     }
 }
 
-impl From<Known> for Error {
-    fn from(known: Known) -> Self {
-        let remaining = match known {
-            Known::Busy(until) => Some(until.saturating_duration_since(Instant::now())),
-            Known::Asked(_) => None,
+/// Returns the delay, and doubles it for the next time.
+fn next_delay(delay: &mut Duration) -> Duration {
+    let current = *delay;
+    *delay = (current * 2).min(MAX_DELAY);
+    current
+}
+
+impl From<LastCheck> for Error {
+    fn from(last_check: LastCheck) -> Self {
+        let remaining = match last_check {
+            LastCheck::BusyUntil(until) => Some(until.saturating_duration_since(Instant::now())),
+            LastCheck::PendingUntil(_) => None,
         };
         Self::NotAcquired { remaining }
     }
 }
 
-/// Tries to get a lock under one id, which makes them all the same try. If it is dropped while Redis may know the id, that is cleared up
-/// in the background.
+/// Attempts to acquire a lock under one lease id, which makes repeated requests idempotent. If it is dropped while Redis may have the id,
+/// the id is released in the background.
 pub(crate) struct Attempt<'a> {
     lock: &'a Lock,
     id: Arc<str>,
-    /// When the last try was sent; `None` before the first.
+    /// When the last request was sent; `None` before the first.
     sent: Option<Instant>,
     waits: bool,
-    /// The place in line.
-    place: Option<Arc<Hold>>,
-    /// Redis may know the id: something is under way, or we stand in line.
-    open: bool,
-    /// A try was not answered. It may be carried out late, whatever a later one was told.
-    doubtful: bool,
+    /// The entry in the queue of a fair lock.
+    queue_entry: Option<Arc<Lease>>,
+    /// Redis may have the id: a request is in flight, or the id is queued.
+    may_exist: bool,
+    /// A request had no reply. It may be executed late, whatever a later reply says.
+    unresolved: bool,
 }
 
 impl<'a> Attempt<'a> {
     pub(crate) fn new(lock: &'a Lock, waits: bool) -> Self {
-        let id = match lock.named.kind {
-            // What Redis holds says whose it is.
+        let id = match lock.keys.kind {
+            // The id is all that Redis stores for these kinds, so it includes the owner.
             Kind::Simple | Kind::Read => format!("{}:{}", lock.owner.as_str(), random_id()).into(),
             _ => random_id(),
         };
-        Self { lock, id, sent: None, waits, place: None, open: false, doubtful: false }
+        Self { lock, id, sent: None, waits, queue_entry: None, may_exist: false, unresolved: false }
     }
 
-    pub(crate) async fn carry_out(&mut self, wait: Wait) -> std::result::Result<Tried, CommandError> {
-        let Lock { shared, named, .. } = self.lock;
+    /// Tries once.
+    pub(crate) async fn run(&mut self, limit: WaitLimit) -> std::result::Result<AcquireOutcome, CommandError> {
+        let Lock { shared, keys, .. } = self.lock;
         let (first, sent) = (self.sent.is_none(), Instant::now());
         self.sent = Some(sent);
-        self.open = true;
-        let outcome = wait.bound(self.ask(first)).await.unwrap_or_else(|| Err(CommandError::Unknown(timeout_error())));
+        self.may_exist = true;
+        let outcome = limit.run(self.send(first)).await.unwrap_or_else(|| Err(CommandError::Unknown(timeout_error())));
         match &outcome {
-            Ok(Tried::Busy { .. }) if named.kind == Kind::Fair && self.waits => {
-                // The place lives as long as we give a sign of life.
-                let lease = shared.config.watchdog_lease;
-                let place = Arc::new(Hold::new(named.clone(), self.id.clone(), lease, true, sent));
-                shared.watchdog.watch(place.clone());
-                if let Some(before) = self.place.replace(place) {
-                    shared.watchdog.forget(&before);
+            Ok(AcquireOutcome::Busy { .. }) if keys.kind == Kind::Fair && self.waits => {
+                // The watchdog keeps the queue entry alive.
+                let ttl = shared.config.watchdog_ttl;
+                let entry = Arc::new(Lease::queue_entry(keys.clone(), self.id.clone(), ttl, sent));
+                shared.watchdog.watch(entry.clone());
+                if let Some(previous) = self.queue_entry.replace(entry) {
+                    shared.watchdog.unwatch(&previous);
                 }
             }
-            // Until it is in the hands of a guard.
-            Ok(Tried::Held { .. } | Tried::NotReplicated { .. }) => {}
-            Err(CommandError::Unknown(_)) => self.doubtful = true,
-            // A place in line stays where it is.
-            Err(_) if self.place.is_some() => {}
-            _ => self.open = false,
+            // The id exists until a guard takes it over.
+            Ok(AcquireOutcome::Acquired { .. } | AcquireOutcome::NotReplicated { .. }) => {}
+            Err(CommandError::Unknown(_)) => self.unresolved = true,
+            // The queue entry still exists.
+            Err(_) if self.queue_entry.is_some() => {}
+            _ => self.may_exist = false,
         }
         outcome
     }
 
-    async fn ask(&self, first: bool) -> std::result::Result<Tried, CommandError> {
-        let Lock { shared, named, owner, .. } = self.lock;
-        let (link, config, lease) = (&shared.link, &shared.config, self.lock.lease());
-        if first && named.kind == Kind::Simple && config.replicas == 0 {
-            if named.acquire_plain(link, &self.id, lease).await? {
-                return Ok(Tried::Held { fence: None });
+    async fn send(&self, first: bool) -> std::result::Result<AcquireOutcome, CommandError> {
+        let Lock { shared, keys, owner, .. } = self.lock;
+        let (client, config, ttl) = (&shared.client, &shared.config, self.lock.ttl());
+        if first && keys.kind == Kind::Simple && config.replicas == 0 {
+            if keys.acquire_plain(client, &self.id, ttl).await? {
+                return Ok(AcquireOutcome::Acquired { fencing_token: None });
             }
             if self.waits {
-                // For how long shows when the messages arrive, and perhaps another of this client knows by then.
-                return Ok(Tried::Busy { remaining: None, shared: false });
+                // The remaining TTL is asked for after the subscription, unless another waiter of this client has learned it by then.
+                return Ok(AcquireOutcome::Busy { remaining: None, shared: false });
             }
         }
-        let place = if self.waits { config.watchdog_lease } else { Duration::ZERO };
-        named.acquire(link, owner.as_str(), &self.id, lease, place, config).await
+        let queue_ttl = if self.waits { config.watchdog_ttl } else { Duration::ZERO };
+        keys.acquire(client, owner.as_str(), &self.id, ttl, queue_ttl, config).await
     }
 
-    /// Waits until another look may help. `true` if it was woken.
-    async fn wait(&self, waiter: &Waiter, mut look_at: Instant, wait: Wait) -> bool {
-        let place_lost = async {
-            match &self.place {
-                Some(place) if place.is_sure() => place.lost().await,
-                // None, or known to be lost: looking will take another.
+    /// Waits until another check may succeed. Returns `true` if it was woken.
+    async fn wait(&self, waiter: &Waiter, mut retry_at: Instant, limit: WaitLimit) -> bool {
+        let queue_entry_lost = async {
+            match &self.queue_entry {
+                Some(entry) if entry.is_valid() => entry.lost().await,
+                // Without an entry, or with one known to be lost, the next check queues again.
                 _ => std::future::pending().await,
             }
         };
-        tokio::pin!(place_lost);
+        tokio::pin!(queue_entry_lost);
         let woken = async {
             loop {
                 tokio::select! {
-                    told = waiter.told() => match told {
-                        Told::Look => return true,
-                        Told::LookIn(time) => look_at = look_at.min(Instant::now() + time + AFTER),
+                    wakeup = waiter.wakeup() => match wakeup {
+                        Wakeup::Check => return true,
+                        Wakeup::CheckIn(time) => retry_at = retry_at.min(Instant::now() + time + EXPIRY_MARGIN),
                     },
-                    () = tokio::time::sleep_until(look_at) => return false,
-                    () = &mut place_lost => return true,
+                    () = tokio::time::sleep_until(retry_at) => return false,
+                    () = &mut queue_entry_lost => return true,
                 }
             }
         };
-        wait.bound(woken).await.unwrap_or(false)
+        limit.run(woken).await.unwrap_or(false)
     }
 
-    /// One of the holds of a red lock, whether it is held by now or not: it is renewed, or acquired, from here on.
-    pub(crate) fn into_member(mut self, held: bool, member: Member) -> Guard {
-        let Lock { shared, named, lease, .. } = self.lock;
-        let (open, doubtful) = (std::mem::take(&mut self.open), std::mem::take(&mut self.doubtful));
+    /// Turns the attempt into a guard of a Redlock, whether the lock is held on this server or not: from here on the watchdog renews or
+    /// acquires it.
+    pub(crate) fn into_quorum_guard(mut self, held: bool, member: QuorumMember) -> Guard {
+        let Lock { shared, keys, ttl, .. } = self.lock;
+        let (may_exist, unresolved) = (std::mem::take(&mut self.may_exist), std::mem::take(&mut self.unresolved));
         let sent = self.sent.filter(|_| held);
-        let hold = Hold::member(named.clone(), self.id.clone(), self.lock.lease(), sent, member);
-        hold.set_known(open || doubtful);
-        // Not held, but open: it is under way.
-        hold.set_doubtful(doubtful || (open && !held));
-        let hold = Arc::new(hold);
-        if lease.is_none() {
-            shared.watchdog.watch(hold.clone());
+        let lease = Lease::quorum_member(keys.clone(), self.id.clone(), self.lock.ttl(), sent, member);
+        lease.set_may_exist(may_exist || unresolved);
+        // An id that may exist but is not held has a request in flight.
+        lease.set_unresolved(unresolved || (may_exist && !held));
+        let lease = Arc::new(lease);
+        if ttl.is_none() {
+            shared.watchdog.watch(lease.clone());
         }
-        Guard::new(shared.clone(), hold, None)
+        Guard::new(shared.clone(), lease, None)
     }
 
-    /// When the last try was sent, and until when it is surely held if that has got it.
-    pub(crate) fn held(&self) -> Option<(Instant, Instant)> {
-        Some((self.sent?, self.sent? + sure_for(self.lock.lease())))
+    /// When the last request was sent, and until when the lock is valid if that request has acquired it.
+    pub(crate) fn validity(&self) -> Option<(Instant, Instant)> {
+        Some((self.sent?, self.sent? + validity(self.lock.ttl())))
     }
 
-    /// It is held.
-    pub(crate) fn succeed(mut self, fence: Option<u64>) -> Guard {
-        self.open = false;
-        let Lock { shared, named, lease, .. } = self.lock;
+    /// Turns a successful attempt into a guard.
+    pub(crate) fn into_guard(mut self, fencing_token: Option<u64>) -> Guard {
+        self.may_exist = false;
+        let Lock { shared, keys, ttl, .. } = self.lock;
         let sent = self.sent.unwrap_or_else(Instant::now);
-        let hold = Hold::new(named.clone(), self.id.clone(), self.lock.lease(), false, sent);
-        hold.set_doubtful(std::mem::take(&mut self.doubtful));
-        let hold = Arc::new(hold);
-        if lease.is_none() {
-            shared.watchdog.watch(hold.clone());
+        let lease = Lease::new(keys.clone(), self.id.clone(), self.lock.ttl(), sent);
+        lease.set_unresolved(std::mem::take(&mut self.unresolved));
+        let lease = Arc::new(lease);
+        if ttl.is_none() {
+            shared.watchdog.watch(lease.clone());
         }
-        Guard::new(shared.clone(), hold, fence)
+        Guard::new(shared.clone(), lease, fencing_token)
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            self.lock.shared.watchdog.forget(&place);
-            place.end();
+        if let Some(entry) = self.queue_entry.take() {
+            self.lock.shared.watchdog.unwatch(&entry);
+            entry.end();
         }
-        if self.open || self.doubtful {
-            let Lock { shared, named, .. } = self.lock;
-            shared.clone().abandon(named.clone(), self.id.clone(), self.lock.lease(), self.doubtful);
+        if self.may_exist || self.unresolved {
+            let Lock { shared, keys, .. } = self.lock;
+            let (keys, ttl) = (keys.clone(), self.lock.ttl());
+            shared.clone().release_in_background(keys, self.id.clone(), ttl, self.unresolved);
         }
     }
 }

@@ -1,25 +1,25 @@
-//! Who holds a lock.
+//! Lock owners.
 
 use std::fmt;
 use std::sync::Arc;
 
 use rand::RngExt as _;
 
-/// Somebody who may hold re-entrant, fair and read-write locks: whoever has the same owner, or a clone of it, enters again instead of
-/// waiting. Clone it into the tasks that work together; make a new one for work that must keep out of each other's way.
+/// The owner of re-entrant, fair and read-write locks. Calls with the same owner, or a clone of it, re-enter a lock instead of waiting
+/// for it. Clone it into tasks that work together; create a new one for work that must be mutually exclusive.
 ///
 /// ```
 /// use stampede_lock::Owner;
 ///
-/// let me = Owner::new();
-/// assert_eq!(me, me.clone());
-/// assert_ne!(me, Owner::new());
+/// let owner = Owner::new();
+/// assert_eq!(owner, owner.clone());
+/// assert_ne!(owner, Owner::new());
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// Somebody new: 128 random bits.
+    /// Creates a new owner, identified by 128 random bits.
     pub fn new() -> Self {
         Self(random_id())
     }
@@ -35,14 +35,14 @@ impl Default for Owner {
     }
 }
 
-/// Who knows it could pass for the owner.
+/// Does not show the id: a client that knows it could act as the owner.
 impl fmt::Debug for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Owner")
     }
 }
 
-/// 128 random bits.
+/// 128 random bits in hexadecimal.
 pub(crate) fn random_id() -> Arc<str> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let bits = rand::rng().random::<u128>();

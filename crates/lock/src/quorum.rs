@@ -1,27 +1,28 @@
-//! Most of a red lock's servers: until when they are surely held, without a break.
+//! The majority of a Redlock's servers: until when the lock is valid on them, without interruption.
 //!
-//! A server that came back empty is acquired again. That mends the lock only if most of the others held it all the while: from the last
-//! time that the server was known to hold it, to now. Otherwise another may have had the lock in between; then it is lost, and stays so
-//! whatever is acquired afterwards.
+//! A server that restarted empty is acquired again. That restores the lock only if a majority of the other servers held it during the
+//! whole gap, from the last time the server was known to hold it until now. Otherwise another owner may have held the lock in between;
+//! then the lock is lost, and stays lost whatever is acquired afterwards.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 #[derive(Debug)]
 pub(crate) struct Quorum {
-    most: usize,
+    majority: usize,
     state: Mutex<State>,
     changed: Notify,
-    /// Those who renew, to be woken.
-    renewers: Vec<Arc<Notify>>,
+    /// Wake the watchdogs of the servers.
+    watchdogs: Vec<Arc<Notify>>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// One for each server, `None` where the lock is not held.
-    servers: Vec<Option<Held>>,
+    /// One per server; `None` where the lock is not held.
+    servers: Vec<Option<ServerLease>>,
     /// Servers that should be renewed at once.
     urgent: Vec<bool>,
     lost: bool,
@@ -29,120 +30,123 @@ struct State {
 
 /// The lock on one server.
 #[derive(Debug, Clone, Copy)]
-struct Held {
-    /// Held from then on without a break.
-    since: Instant,
-    /// When the last command was sent that found or made it held.
-    seen: Instant,
-    until: Instant,
+struct ServerLease {
+    /// Held without interruption since then.
+    held_since: Instant,
+    /// When the last command was sent that renewed or acquired it.
+    last_seen: Instant,
+    valid_until: Instant,
 }
 
 impl Quorum {
-    /// For each server when the command was sent that acquired the lock there, and until when it is held, if it was acquired.
-    pub(crate) fn new(acquired: Vec<Option<(Instant, Instant)>>, most: usize, renewers: Vec<Arc<Notify>>) -> Self {
-        let since = acquired.iter().flatten().map(|(sent, _)| *sent).min();
-        let held = |(sent, until)| Held { since: since.unwrap_or(sent), seen: sent, until };
-        let servers: Vec<_> = acquired.into_iter().map(|acquired| acquired.map(held)).collect();
-        // What was not acquired is tried again at once.
+    /// `acquired` has, for each server where the lock was acquired, the time at which the command was sent and the time until which the
+    /// lock is valid.
+    pub(crate) fn new(acquired: Vec<Option<(Instant, Instant)>>, majority: usize, watchdogs: Vec<Arc<Notify>>) -> Self {
+        let first_sent = acquired.iter().flatten().map(|(sent, _)| *sent).min();
+        let lease =
+            |(sent, valid_until)| ServerLease { held_since: first_sent.unwrap_or(sent), last_seen: sent, valid_until };
+        let servers: Vec<_> = acquired.into_iter().map(|acquired| acquired.map(lease)).collect();
+        // Servers where the lock was not acquired are tried again at once.
         let urgent: Vec<_> = servers.iter().map(Option::is_none).collect();
-        Self { most, state: Mutex::new(State { servers, urgent, lost: false }), changed: Notify::new(), renewers }
+        let state = State { servers, urgent, lost: false };
+        Self { majority, state: Mutex::new(state), changed: Notify::new(), watchdogs }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Until when the majority is held. `None` if it is not held at `now`; then it never is again.
+    pub(crate) fn valid_until(&self, now: Instant) -> Option<Instant> {
+        self.state.lock().valid_until(self.majority, now)
     }
 
-    /// Until when most servers are surely held. `None` if they are not at this time, and from then on.
-    pub(crate) fn sure_until(&self, now: Instant) -> Option<Instant> {
-        self.state().sure_until(self.most, now)
+    pub(crate) fn is_valid(&self) -> bool {
+        self.valid_until(Instant::now()).is_some()
     }
 
-    pub(crate) fn is_sure(&self) -> bool {
-        self.sure_until(Instant::now()).is_some()
-    }
-
-    /// A command sent at this time has renewed the lock on a server, or acquired it because the server knew nothing of it. `false` if
-    /// the lock is lost nevertheless.
-    pub(crate) fn held(&self, server: usize, sent: Instant, until: Instant, was_empty: bool) -> bool {
+    /// Records that a command sent at `sent` has renewed the lock on a server, or acquired it because the server did not have it
+    /// (`was_empty`). Returns `false` if the lock is lost nevertheless.
+    pub(crate) fn record_held(&self, server: usize, sent: Instant, valid_until: Instant, was_empty: bool) -> bool {
         let now = Instant::now();
-        let mut state = self.state();
-        state.expire(self.most, now);
+        let mut state = self.state.lock();
+        state.expire(self.majority, now);
         if was_empty {
-            state.lose(server, self.most, now);
-            // The next server may come back empty as soon as every other was seen after this one.
+            state.remove(server, self.majority, now);
+            // The lock survives the next empty restart only after every other server was seen later than this one.
             state.urgent.fill(true);
-            self.wake_renewers();
+            self.wake_watchdogs();
         }
         if let Some(urgent) = state.urgent.get_mut(server) {
             *urgent = false;
         }
-        if let Some(known) = state.servers.get_mut(server) {
-            let since = known.map_or(now, |known| known.since);
-            let until = known.map_or(until, |known| known.until.max(until));
-            *known = Some(Held { since, seen: sent, until });
+        if let Some(lease) = state.servers.get_mut(server) {
+            let held_since = lease.map_or(now, |lease| lease.held_since);
+            let valid_until = lease.map_or(valid_until, |lease| lease.valid_until.max(valid_until));
+            *lease = Some(ServerLease { held_since, last_seen: sent, valid_until });
         }
-        let sure = state.sure_until(self.most, now).is_some();
+        let valid = state.valid_until(self.majority, now).is_some();
         drop(state);
         self.changed.notify_waiters();
-        sure
+        valid
     }
 
-    /// What is urgent is renewed now.
-    pub(crate) fn wake_renewers(&self) {
-        self.renewers.iter().for_each(|renewer| renewer.notify_one());
+    /// Makes the watchdogs renew urgent servers now.
+    pub(crate) fn wake_watchdogs(&self) {
+        self.watchdogs.iter().for_each(|watchdog| watchdog.notify_one());
     }
 
-    /// Should this server be renewed at once?
+    /// Whether this server should be renewed at once.
     pub(crate) fn is_urgent(&self, server: usize) -> bool {
-        self.state().urgent.get(server).is_some_and(|&urgent| urgent)
+        self.state.lock().urgent.get(server).is_some_and(|&urgent| urgent)
     }
 
-    /// Another holds the lock on a server.
-    pub(crate) fn missed(&self, server: usize) {
-        self.state().lose(server, self.most, Instant::now());
+    /// Records that another owner holds the lock on a server.
+    pub(crate) fn record_lost(&self, server: usize) {
+        self.state.lock().remove(server, self.majority, Instant::now());
         self.changed.notify_waiters();
     }
 
-    /// It is given back.
+    /// Marks the lock as released.
     pub(crate) fn end(&self) {
-        self.state().lost = true;
+        self.state.lock().lost = true;
         self.changed.notify_waiters();
     }
 
-    /// Waits until most servers are not surely held any more.
+    /// Waits until the majority is no longer held.
     pub(crate) async fn lost(&self) {
         loop {
             let changed = self.changed.notified();
-            let Some(until) = self.sure_until(Instant::now()) else { return };
-            // By the end of that time it may have been renewed.
-            let _ = tokio::time::timeout_at(until, changed).await;
+            let Some(valid_until) = self.valid_until(Instant::now()) else { return };
+            // The leases may be renewed before they expire.
+            let _ = tokio::time::timeout_at(valid_until, changed).await;
         }
     }
 }
 
 impl State {
-    fn sure_until(&mut self, most: usize, now: Instant) -> Option<Instant> {
-        self.expire(most, now);
-        let mut until: Vec<Instant> = self.servers.iter().flatten().map(|held| held.until).collect();
-        until.sort_unstable_by(|one, other| other.cmp(one));
-        let sure_until = until.get(most.saturating_sub(1)).copied().filter(|_| !self.lost);
-        self.lost |= sure_until.is_none();
-        sure_until
+    fn valid_until(&mut self, majority: usize, now: Instant) -> Option<Instant> {
+        self.expire(majority, now);
+        let mut ends: Vec<Instant> = self.servers.iter().flatten().map(|lease| lease.valid_until).collect();
+        ends.sort_unstable_by(|one, other| other.cmp(one));
+        let valid_until = ends.get(majority.saturating_sub(1)).copied().filter(|_| !self.lost);
+        self.lost |= valid_until.is_none();
+        valid_until
     }
 
-    fn expire(&mut self, most: usize, now: Instant) {
+    fn expire(&mut self, majority: usize, now: Instant) {
         for server in 0..self.servers.len() {
-            if self.servers[server].is_some_and(|held| held.until <= now) {
-                self.lose(server, most, now);
+            if self.servers[server].is_some_and(|lease| lease.valid_until <= now) {
+                self.remove(server, majority, now);
             }
         }
     }
 
-    /// A server has lost the lock since it was last seen to hold it, nobody knows when.
-    fn lose(&mut self, server: usize, most: usize, now: Instant) {
-        let Some(gone) = self.servers.get_mut(server).and_then(Option::take) else { return };
-        let meanwhile = self.servers.iter().flatten().filter(|held| held.since <= gone.seen && held.until > now);
-        self.lost |= meanwhile.count() < most;
+    /// A server has lost the lock at an unknown time since it was last seen to hold it.
+    fn remove(&mut self, server: usize, majority: usize, now: Instant) {
+        let Some(removed) = self.servers.get_mut(server).and_then(Option::take) else { return };
+        let held_throughout = self
+            .servers
+            .iter()
+            .flatten()
+            .filter(|lease| lease.held_since <= removed.last_seen && lease.valid_until > now);
+        self.lost |= held_throughout.count() < majority;
     }
 }
 
@@ -152,51 +156,51 @@ mod tests {
 
     use super::*;
 
-    /// Three servers that are held for thirty seconds, and a clock in seconds from now.
-    fn three() -> (Quorum, impl Fn(u64) -> Instant) {
+    /// Three servers that hold the lock for 30 seconds, and a clock in seconds from now.
+    fn three_servers() -> (Quorum, impl Fn(u64) -> Instant) {
         let start = Instant::now();
         let at = move |seconds| start + Duration::from_secs(seconds);
         (Quorum::new(vec![Some((at(0), at(30))); 3], 2, Vec::new()), at)
     }
 
     #[tokio::test]
-    async fn servers_that_came_back_empty_one_after_another_are_mended() {
-        let (quorum, at) = three();
+    async fn lock_survives_servers_that_restart_empty_one_after_another() {
+        let (quorum, at) = three_servers();
         for round in 0..3 {
             for server in 0..3 {
-                assert!(quorum.held(server, Instant::now(), at(60), true), "{server} in round {round}");
-                // Every server is seen once more before the next one goes.
+                assert!(quorum.record_held(server, Instant::now(), at(60), true), "{server} in round {round}");
+                // Every server is seen once more before the next one restarts.
                 for seen in 0..3 {
-                    assert!(quorum.held(seen, Instant::now(), at(60), false));
+                    assert!(quorum.record_held(seen, Instant::now(), at(60), false));
                 }
             }
         }
-        assert!(quorum.is_sure());
+        assert!(quorum.is_valid());
     }
 
     #[tokio::test]
-    async fn two_that_came_back_empty_within_one_renewal_lose_the_lock() {
-        let (quorum, at) = three();
-        assert!(quorum.held(0, Instant::now(), at(60), true), "the two others had it all the while");
-        assert!(!quorum.held(1, Instant::now(), at(60), true), "the first may have been empty at the same time");
-        assert!(!quorum.is_sure());
+    async fn lock_is_lost_if_two_servers_restart_empty_within_one_renewal_interval() {
+        let (quorum, at) = three_servers();
+        assert!(quorum.record_held(0, Instant::now(), at(60), true), "the other two held it throughout");
+        assert!(!quorum.record_held(1, Instant::now(), at(60), true), "the first may have been empty at the same time");
+        assert!(!quorum.is_valid());
         quorum.lost().await;
     }
 
     #[tokio::test]
-    async fn once_lost_it_stays_lost() {
-        let (quorum, at) = three();
-        assert_eq!(quorum.sure_until(at(0)), Some(at(30)));
-        assert!(quorum.held(0, at(1), at(40), false));
-        // One of three that another has, or that does not answer, is not needed.
-        quorum.missed(2);
-        assert_eq!(quorum.sure_until(at(1)), Some(at(30)));
-        assert!(quorum.held(1, at(1), at(40), false));
-        assert_eq!(quorum.sure_until(at(39)), Some(at(40)));
-        // Between the end of the leases and these answers somebody else may have had it.
-        assert_eq!(quorum.sure_until(at(40)), None);
-        assert!(!quorum.held(0, at(41), at(80), false) && !quorum.held(1, at(41), at(80), false));
-        assert!(!quorum.is_sure());
+    async fn lost_lock_stays_lost() {
+        let (quorum, at) = three_servers();
+        assert_eq!(quorum.valid_until(at(0)), Some(at(30)));
+        assert!(quorum.record_held(0, at(1), at(40), false));
+        // Two of three servers are enough.
+        quorum.record_lost(2);
+        assert_eq!(quorum.valid_until(at(1)), Some(at(30)));
+        assert!(quorum.record_held(1, at(1), at(40), false));
+        assert_eq!(quorum.valid_until(at(39)), Some(at(40)));
+        // Between the expiry of the leases and these renewals another owner may have held the lock.
+        assert_eq!(quorum.valid_until(at(40)), None);
+        assert!(!quorum.record_held(0, at(41), at(80), false) && !quorum.record_held(1, at(41), at(80), false));
+        assert!(!quorum.is_valid());
         quorum.lost().await;
     }
 }

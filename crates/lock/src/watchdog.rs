@@ -1,101 +1,102 @@
-//! Renews the holds of a client that have no lease of their own, and the places of those who wait in line, all together.
+//! Renews the leases of locks that have no TTL of their own, and the queue entries of waiters for fair locks, all together.
 //!
-//! A hold that could not be renewed in time is told so by the clock (see [`Hold::lost`]); one that Redis knows nothing of, at once. Those of
-//! a red lock are acquired again, as long as most of its servers hold it.
+//! The holder of a lease that could not be renewed in time learns it from the clock (see [`Lease::lost`]); the holder of a lease that Redis
+//! does not have learns it at once. The leases of a Redlock are acquired again, as long as the majority of its servers holds the lock.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::client::Config;
-use crate::hold::{Hold, Renewal};
+use crate::lease::{Lease, RenewOutcome};
+use crate::locks::Config;
 use stampede_redis::Client;
 
-/// How many renewals are under way at once.
-const TOGETHER: usize = 256;
+const MAX_CONCURRENT_RENEWALS: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Watchdog {
-    /// A renewal is this old when it is done again.
-    every: Duration,
+    /// The age at which a renewal is repeated.
+    interval: Duration,
     config: Config,
     wake: Arc<Notify>,
-    /// By their addresses, which are theirs as long as they are here.
-    holds: Mutex<HashMap<usize, Arc<Hold>>>,
+    /// Keyed by address, which is unique while the lease is in the map.
+    leases: Mutex<HashMap<usize, Arc<Lease>>>,
 }
 
 impl Watchdog {
-    /// Renews leases every third of their length.
+    /// Leases are renewed every third of their TTL.
     pub(crate) fn new(config: &Config) -> Self {
-        Self { every: config.watchdog_lease / 3, config: config.clone(), wake: Arc::default(), holds: Mutex::default() }
+        Self {
+            interval: config.watchdog_ttl / 3,
+            config: config.clone(),
+            wake: Arc::default(),
+            leases: Mutex::default(),
+        }
     }
 
-    fn holds(&self) -> MutexGuard<'_, HashMap<usize, Arc<Hold>>> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Starts renewing the lease.
+    pub(crate) fn watch(&self, lease: Arc<Lease>) {
+        self.leases.lock().insert(address(&lease), lease);
     }
 
-    /// From now on it is renewed.
-    pub(crate) fn watch(&self, hold: Arc<Hold>) {
-        self.holds().insert(address(&hold), hold);
+    /// Stops renewing the lease.
+    pub(crate) fn unwatch(&self, lease: &Arc<Lease>) {
+        self.leases.lock().remove(&address(lease));
     }
 
-    /// It is not renewed any more.
-    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
-        self.holds().remove(&address(hold));
-    }
-
-    /// Wakes it for what is urgent.
+    /// Wakes the watchdog, so that it renews urgent leases now.
     pub(crate) fn waker(&self) -> Arc<Notify> {
         self.wake.clone()
     }
 
-    /// How many are renewed.
-    pub(crate) fn watched(&self) -> usize {
-        self.holds().len()
+    /// The number of leases and queue entries that are renewed.
+    pub(crate) fn watched_count(&self) -> usize {
+        self.leases.lock().len()
     }
 
-    /// Renews for ever.
-    pub(crate) async fn run(self: Arc<Self>, link: Arc<Client>) {
-        let mut pause = self.every / 2;
+    /// Renews until the task is aborted.
+    pub(crate) async fn run(self: Arc<Self>, client: Arc<Client>) {
+        let mut pause = self.interval / 2;
         loop {
-            // Woken, it renews what is urgent.
+            // A wake-up before the timeout means that a lease is urgent.
             let _ = tokio::time::timeout(pause, self.wake.notified()).await;
-            // Looking twice as often as needed, so that all that is due within the next half is done together.
-            let due: Vec<Arc<Hold>> =
-                self.holds().values().filter(|hold| hold.is_due(self.every / 2)).cloned().collect();
-            let renewals = due.into_iter().map(|hold| self.renew(&link, hold));
+            // Checking twice per interval renews everything that is due within the next half interval in one batch.
+            let due: Vec<Arc<Lease>> =
+                self.leases.lock().values().filter(|lease| lease.is_due(self.interval / 2)).cloned().collect();
+            let renewals = due.into_iter().map(|lease| self.renew(&client, lease));
             let failed = futures_util::stream::iter(renewals)
-                .buffer_unordered(TOGETHER)
+                .buffer_unordered(MAX_CONCURRENT_RENEWALS)
                 .filter(|done| std::future::ready(!done))
                 .count()
                 .await;
-            // What failed is tried again soon: the lease is running out.
-            pause = if failed == 0 { self.every / 2 } else { self.every / 8 };
+            // Failed renewals are retried soon, because their leases are about to expire.
+            pause = if failed == 0 { self.interval / 2 } else { self.interval / 8 };
         }
     }
 
-    /// `false` if it should be tried again soon.
-    async fn renew(&self, link: &Client, hold: Arc<Hold>) -> bool {
-        match hold.renew(link, &self.config).await {
-            Ok(Renewal::Renewed) => return true,
-            Ok(Renewal::NotYet) => return false,
-            Ok(Renewal::Gone) => {}
-            Err(failure) => {
-                tracing::debug!(?failure, "a lock could not be renewed");
-                if !hold.is_over() {
+    /// Returns `false` if the renewal should be retried soon.
+    async fn renew(&self, client: &Client, lease: Arc<Lease>) -> bool {
+        match lease.renew(client, &self.config).await {
+            Ok(RenewOutcome::Renewed) => return true,
+            Ok(RenewOutcome::Busy) => return false,
+            Ok(RenewOutcome::Lost) => {}
+            Err(error) => {
+                tracing::debug!(%error, "failed to renew a lock");
+                if !lease.is_over() {
                     return false;
                 }
             }
         }
-        hold.end();
-        self.forget(&hold);
+        lease.end();
+        self.unwatch(&lease);
         true
     }
 }
 
-fn address(hold: &Arc<Hold>) -> usize {
-    Arc::as_ptr(hold).addr()
+fn address(lease: &Arc<Lease>) -> usize {
+    Arc::as_ptr(lease).addr()
 }

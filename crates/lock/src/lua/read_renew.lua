@@ -1,12 +1,13 @@
+-- Renews a lease of the read lock.
 -- KEYS[3] the readers
--- ARGV[1] hold
--- ARGV[2] lease, ms
--- Returns 1 renewed; 0 not held any more
+-- ARGV[1] lease id
+-- ARGV[2] TTL, ms
+-- Returns 1 renewed; 0 no longer held
 local now_ms = math.floor(now_us() / 1000)
-local ends = redis.call('ZSCORE', KEYS[3], ARGV[1])
-if not ends or tonumber(ends) <= now_ms then
+local expiry = redis.call('ZSCORE', KEYS[3], ARGV[1])
+if not expiry or tonumber(expiry) <= now_ms then
     return 0
 end
 redis.call('ZADD', KEYS[3], 'GT', string.format('%.0f', now_ms + ARGV[2]), ARGV[1])
-live(KEYS[3], ARGV[2])
+extend_ttl(KEYS[3], ARGV[2])
 return 1

@@ -1,8 +1,8 @@
--- The simple lock: nobody has it, or this very hold has it already.
--- KEYS[1] the lock: a string, the hold
--- ARGV[2] hold
--- ARGV[3] lease, ms
--- Returns {1, ''} held; {0, ms} what is left of the other's lease
+-- Acquires the simple lock if it is free, or if this lease holds it already.
+-- KEYS[1] the lock: a string, the lease id
+-- ARGV[2] lease id
+-- ARGV[3] TTL, ms
+-- Returns {1, ''} acquired; {0, ms} busy, with the remaining TTL
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[2] then
     return { 0, redis.call('PTTL', KEYS[1]) }

@@ -1,8 +1,8 @@
--- The simple lock as one of a red lock's: renewed, or acquired if the server has forgotten it.
+-- Renews the simple lock as a member of a Redlock, or acquires it if the server does not have it.
 -- KEYS[1] the lock
--- ARGV[1] hold
--- ARGV[2] lease, ms
--- Returns 1 renewed; 2 acquired, because nobody held it; 0 another holds it
+-- ARGV[1] lease id
+-- ARGV[2] TTL, ms
+-- Returns 1 renewed; 2 acquired, because it was free; 0 held by another lease
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
     return 0

@@ -1,12 +1,12 @@
--- The write lock: nobody else writes, and nobody reads; or this owner writes already.
--- KEYS[1] the writer: a hash of owner, fence and hold:… for every hold
--- KEYS[2] the last fence
--- KEYS[3] the readers: a sorted set of holds (owner:…) by the end of their leases, ms
+-- Acquires the write lock if there is no other writer and no reader, or if this owner holds it already.
+-- KEYS[1] the write lock: a hash of owner, fence and lease:<id> for every lease
+-- KEYS[2] the last fencing token
+-- KEYS[3] the readers: a sorted set of lease ids (owner:…) by expiry, ms
 -- ARGV[1] owner
--- ARGV[2] hold
--- ARGV[3] lease, ms
--- ARGV[4] memory of the fence, ms
--- Returns {1, fence} held; {0, ms} what is left of the writer's lease, {0, ms, 1} of the readers'; {-1, 0} this owner reads, and would wait for itself
+-- ARGV[2] lease id
+-- ARGV[3] TTL, ms
+-- ARGV[4] TTL of the fencing token, ms
+-- Returns {1, fence} acquired; {0, ms} busy, with the remaining TTL of the writer, {0, ms, 1} of the readers; {-1, 0} this owner is a reader and would wait for itself
 local writer = redis.call('HGET', KEYS[1], 'owner')
 if writer and writer ~= ARGV[1] then
     return { 0, redis.call('PTTL', KEYS[1]) }
@@ -24,4 +24,4 @@ if not writer then
         return { 0, tonumber(last) - now_ms, 1 }
     end
 end
-return take(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4])
+return acquire(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4])

@@ -1,27 +1,27 @@
-//! Every kind of lock by its name, so that a test can do the same with all of them.
+//! Every kind of lock by its name, so that one test can cover all of them.
 
 use std::pin::Pin;
 use std::time::Duration;
 
-use stampede_lock::{Guard, Lock, Locks, Multi, MultiGuard, Owner, Red, RedGuard, Result};
+use stampede_lock::{Guard, Lock, Locks, MultiLock, MultiLockGuard, Owner, RedLock, RedLockGuard, Result};
 
-pub const KINDS: [&str; 7] = ["simple", "reentrant", "fair", "read", "write", "multi", "red"];
-/// Those that need only one server.
+pub const KINDS: [&str; 7] = ["simple", "reentrant", "fair", "read", "write", "multi", "redlock"];
+/// The kinds that need only one server.
 pub const SINGLE: [&str; 5] = ["simple", "reentrant", "fair", "read", "write"];
 
 #[derive(Debug)]
-pub enum Held {
+pub enum AnyGuard {
     One(Guard),
-    Multi(MultiGuard),
-    Red(RedGuard),
+    Multi(MultiLockGuard),
+    RedLock(RedLockGuard),
 }
 
-impl Held {
-    pub fn is_sure(&self) -> bool {
+impl AnyGuard {
+    pub fn is_valid(&self) -> bool {
         match self {
-            Self::One(guard) => guard.is_sure(),
-            Self::Multi(guard) => guard.is_sure(),
-            Self::Red(guard) => guard.is_sure(),
+            Self::One(guard) => guard.is_valid(),
+            Self::Multi(guard) => guard.is_valid(),
+            Self::RedLock(guard) => guard.is_valid(),
         }
     }
 
@@ -29,7 +29,7 @@ impl Held {
         match self {
             Self::One(guard) => Box::pin(guard.lost()),
             Self::Multi(guard) => Box::pin(guard.lost()),
-            Self::Red(guard) => Box::pin(guard.lost()),
+            Self::RedLock(guard) => Box::pin(guard.lost()),
         }
     }
 
@@ -37,41 +37,42 @@ impl Held {
         match self {
             Self::One(guard) => guard.release().await,
             Self::Multi(guard) => guard.release().await,
-            Self::Red(guard) => guard.release().await,
+            Self::RedLock(guard) => guard.release().await,
         }
     }
 }
 
-/// A lock of this kind and name on one server, for somebody new.
+/// A lock of this kind and name on one server, with a new owner.
 pub fn lock(kind: &str, locks: &Locks, name: &str) -> Lock {
-    let me = Owner::new();
+    let owner = Owner::new();
     match kind {
         "simple" => locks.simple(name).unwrap(),
-        "reentrant" => locks.reentrant(name, &me).unwrap(),
-        "fair" => locks.fair(name, &me).unwrap(),
-        "read" => locks.read_write(name, &me).unwrap().read().clone(),
-        "write" => locks.read_write(name, &me).unwrap().write().clone(),
+        "reentrant" => locks.reentrant(name, &owner).unwrap(),
+        "fair" => locks.fair(name, &owner).unwrap(),
+        "read" => locks.read_write(name, &owner).unwrap().read().clone(),
+        "write" => locks.read_write(name, &owner).unwrap().write().clone(),
         other => panic!("there is no {other} lock on one server"),
     }
 }
 
-/// Gets the lock that is named like its kind, within this time.
-pub async fn hold(kind: &str, servers: &[Locks], within: Duration) -> Result<Held> {
+/// Acquires the lock that is named like its kind, with a timeout.
+pub async fn acquire(kind: &str, servers: &[Locks], timeout: Duration) -> Result<AnyGuard> {
     Ok(match kind {
         "multi" => {
-            let me = Owner::new();
-            let locks = servers.iter().enumerate().map(|(at, server)| server.reentrant(&format!("multi-{at}"), &me));
-            Held::Multi(Multi::new(locks.collect::<Result<_>>()?)?.lock_within(within).await?)
+            let owner = Owner::new();
+            let locks =
+                servers.iter().enumerate().map(|(index, server)| server.reentrant(&format!("multi-{index}"), &owner));
+            AnyGuard::Multi(MultiLock::new(locks.collect::<Result<_>>()?)?.try_lock_for(timeout).await?)
         }
-        "red" => Held::Red(Red::new(servers, kind)?.lock_within(within).await?),
-        single => Held::One(lock(single, &servers[0], single).lock_within(within).await?),
+        "redlock" => AnyGuard::RedLock(RedLock::new(servers, kind)?.try_lock_for(timeout).await?),
+        single => AnyGuard::One(lock(single, &servers[0], single).try_lock_for(timeout).await?),
     })
 }
 
-/// The same lock for somebody who is kept out by it: a reader keeps out writers.
-pub async fn hold_rival(kind: &str, servers: &[Locks], within: Duration) -> Result<Held> {
+/// Acquires the same lock for a competing owner; for a read lock, the write lock.
+pub async fn acquire_competing(kind: &str, servers: &[Locks], timeout: Duration) -> Result<AnyGuard> {
     match kind {
-        "read" => Ok(Held::One(lock("write", &servers[0], kind).lock_within(within).await?)),
-        kind => hold(kind, servers, within).await,
+        "read" => Ok(AnyGuard::One(lock("write", &servers[0], kind).try_lock_for(timeout).await?)),
+        kind => acquire(kind, servers, timeout).await,
     }
 }

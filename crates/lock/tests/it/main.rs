@@ -1,21 +1,21 @@
-//! The locks from outside, as their users have them.
+//! The public API of the locks against real Redis servers.
 
-mod closing;
+mod cluster;
 mod cluster_faults;
-mod exclusion;
 mod fair;
-mod faults;
-mod fence;
-mod herds;
-mod keyed;
+mod fencing_tokens;
+mod keyed_mutex;
 mod kinds;
-mod many_servers;
+mod multi_server;
+mod mutual_exclusion;
 mod outages;
 mod read_write;
-mod red_heals;
+mod redlock_recovery;
 mod reentrant;
 mod replicas;
+mod server_failures;
+mod shutdown;
 mod support;
-mod topology;
+mod thundering_herd;
 mod waiting;
 mod watchdog;

@@ -1,4 +1,4 @@
-//! Every kind of lock through the same outages, several of them also at the settings that it has by default.
+//! Every kind of lock through the same outages, some of them with the default settings.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,65 +7,65 @@ use stampede_lock::{Config, Error, Locks, Result};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Dice, Proxy, Server, count, redis};
 
-use crate::kinds::{Held, KINDS, hold, hold_rival};
+use crate::kinds::{AnyGuard, KINDS, acquire, acquire_competing};
 use crate::support::{SHORT, ask, connect, example, until};
 
-/// Three servers; the clients of one party reach them through proxies, those of the other directly.
-struct Field {
-    /// They end with the test.
+/// Three servers, with clients that reach them through proxies and competing clients that reach them directly.
+struct Setup {
+    /// Dropping them stops the servers.
     _servers: Vec<Server>,
     proxies: Vec<Proxy>,
-    mine: Vec<Locks>,
-    theirs: Vec<Locks>,
+    proxied: Vec<Locks>,
+    direct: Vec<Locks>,
 }
 
-impl Field {
+impl Setup {
     async fn new(config: &Config) -> Self {
         let servers: Vec<Server> = (0..3).map(|_| redis::start().unwrap()).collect();
-        let (mut proxies, mut mine, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut proxies, mut proxied, mut direct) = (Vec::new(), Vec::new(), Vec::new());
         for server in &servers {
             let proxy = Proxy::start(server.address()).await.unwrap();
-            mine.push(Locks::connect(redis::url(proxy.address().port()), config.clone()).await.unwrap());
-            theirs.push(connect(server, config.clone()).await);
+            proxied.push(Locks::connect(redis::url(proxy.address().port()), config.clone()).await.unwrap());
+            direct.push(connect(server, config.clone()).await);
             proxies.push(proxy);
         }
-        Self { _servers: servers, proxies, mine, theirs }
+        Self { _servers: servers, proxies, proxied, direct }
     }
 
     fn set(&self, fault: Fault) {
         self.proxies.iter().for_each(|proxy| proxy.set(fault));
     }
 
-    async fn hold_all(&self) -> Vec<Held> {
+    async fn acquire_all(&self) -> Vec<AnyGuard> {
         let mut held = Vec::new();
         for kind in KINDS {
-            held.push(hold(kind, &self.mine, Duration::from_secs(30)).await.unwrap());
+            held.push(acquire(kind, &self.proxied, Duration::from_secs(30)).await.unwrap());
         }
         held
     }
 }
 
-/// The leases of the fast tier, or those that are the default.
-fn lease(fast: Duration) -> Config {
+/// The given TTL in the fast tier of the tests, otherwise the default.
+fn config_with_ttl(fast: Duration) -> Config {
     let default = Config::default();
-    let watchdog_lease = if count(1, 0) == 1 { default.watchdog_lease } else { fast };
-    Config { watchdog_lease, ..default }
+    let watchdog_ttl = if count(1, 0) == 1 { default.watchdog_ttl } else { fast };
+    Config { watchdog_ttl, ..default }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn renewal_goes_on_after_a_reconnect_for_every_kind() {
-    let config = lease(Duration::from_secs(3));
-    let field = Field::new(&config).await;
-    let held = field.hold_all().await;
+async fn every_kind_is_renewed_after_a_reconnect() {
+    let config = config_with_ttl(Duration::from_secs(3));
+    let setup = Setup::new(&config).await;
+    let held = setup.acquire_all().await;
     for _ in 0..2 {
-        // A third of the lease without a connection, then longer than the lease with one.
-        field.set(Fault::Cut);
-        tokio::time::sleep(config.watchdog_lease / 3).await;
-        field.set(Fault::None);
-        tokio::time::sleep(config.watchdog_lease * 5 / 4).await;
+        // A third of the TTL without a connection, then longer than the TTL with one.
+        setup.set(Fault::Cut);
+        tokio::time::sleep(config.watchdog_ttl / 3).await;
+        setup.set(Fault::None);
+        tokio::time::sleep(config.watchdog_ttl * 5 / 4).await;
         for (kind, held) in KINDS.iter().zip(&held) {
-            assert!(held.is_sure(), "{kind} was not renewed after the cut");
-            let rival = hold_rival(kind, &field.theirs, Duration::ZERO).await;
+            assert!(held.is_valid(), "{kind} was not renewed after the cut");
+            let rival = acquire_competing(kind, &setup.direct, Duration::ZERO).await;
             assert!(matches!(rival, Err(Error::NotAcquired { .. })), "{kind}: {:?}", rival.err());
         }
     }
@@ -75,43 +75,43 @@ async fn renewal_goes_on_after_a_reconnect_for_every_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cut_longer_than_the_lease_is_known_before_another_holds_for_every_kind() {
-    let config = lease(Duration::from_secs(2));
-    let field = Field::new(&config).await;
-    let held: Vec<Arc<Held>> = field.hold_all().await.into_iter().map(Arc::new).collect();
+async fn every_kind_reports_a_cut_longer_than_its_ttl_before_another_owner_acquires_it() {
+    let config = config_with_ttl(Duration::from_secs(2));
+    let setup = Setup::new(&config).await;
+    let held: Vec<Arc<AnyGuard>> = setup.acquire_all().await.into_iter().map(Arc::new).collect();
     let lost: Vec<_> = held.iter().map(|held| tokio::spawn(held.lost())).collect();
     let rivals: Vec<_> = KINDS
         .iter()
         .zip(&held)
         .map(|(&kind, held)| {
-            let (theirs, held) = (field.theirs.clone(), held.clone());
+            let (direct, held) = (setup.direct.clone(), held.clone());
             tokio::spawn(async move {
-                let rival = hold_rival(kind, &theirs, Duration::from_secs(90)).await;
-                (rival.unwrap_or_else(|error| panic!("{kind}: {error}")), held.is_sure())
+                let rival = acquire_competing(kind, &direct, Duration::from_secs(90)).await;
+                (rival.unwrap_or_else(|error| panic!("{kind}: {error}")), held.is_valid())
             })
         })
         .collect();
-    field.set(Fault::Cut);
-    let mut theirs = Vec::new();
+    setup.set(Fault::Cut);
+    let mut direct = Vec::new();
     for (kind, rival) in KINDS.iter().zip(rivals) {
-        let (rival, both_sure) = rival.await.unwrap();
-        assert!(!both_sure, "{kind}: two were sure");
-        theirs.push(rival);
+        let (rival, both_valid) = rival.await.unwrap();
+        assert!(!both_valid, "{kind}: valid for two owners");
+        direct.push(rival);
     }
     for lost in lost {
         lost.await.unwrap();
     }
-    field.set(Fault::None);
+    setup.set(Fault::None);
     for (kind, held) in KINDS.iter().zip(held) {
         let held = Arc::into_inner(held).unwrap();
-        assert!(held.release().await.is_err(), "{kind}: it was not held any more");
+        assert!(held.release().await.is_err(), "{kind}: it was no longer held");
     }
-    assert!(theirs.iter().all(Held::is_sure), "what others hold was left alone");
-    for rival in theirs {
+    assert!(direct.iter().all(AnyGuard::is_valid), "the competing locks were left untouched");
+    for rival in direct {
         rival.release().await.unwrap();
     }
-    // The connections are made again, and everything works over them.
-    for held in field.hold_all().await {
+    // The clients reconnect, and everything works again.
+    for held in setup.acquire_all().await {
         held.release().await.unwrap();
     }
 }
@@ -120,9 +120,8 @@ fn nothing_held(servers: &[Server]) -> bool {
     servers.iter().all(|server| ask(server, &["--raw", "keys", "lock:*"]).lines().all(|key| key.ends_with(":fence")))
 }
 
-/// A process dies while it waits for several locks, or in the moment in which it gets them. What it may have got of them ends with its
-/// lease.
-async fn killed_while_waiting(kind: &str) {
+/// A process is killed while it waits for several locks, or while it acquires them. What it may have acquired expires with its TTL.
+async fn kill_while_waiting(kind: &str) {
     let servers: Vec<Server> = (0..3).map(|_| redis::start().unwrap()).collect();
     let mut locks = Vec::new();
     for server in &servers {
@@ -130,12 +129,15 @@ async fn killed_while_waiting(kind: &str) {
     }
     let mut dice = Dice::new(13);
     for round in 0..count(20, 4) {
-        let guard = hold(kind, &locks, Duration::from_secs(30)).await.unwrap();
+        let guard = acquire(kind, &locks, Duration::from_secs(30)).await.unwrap();
         let urls: Vec<String> = servers.iter().map(|server| redis::url(server.port())).collect();
         let mut args = vec![kind, kind, "8", "1000"];
         args.extend(urls.iter().map(String::as_str));
         let mut node = example("contend", &args, Some(SHORT));
-        until("it waits", || servers.iter().any(|server| ask(server, &["pubsub", "channels"]).contains(kind))).await;
+        until("it waits for the lock", || {
+            servers.iter().any(|server| ask(server, &["pubsub", "channels"]).contains(kind))
+        })
+        .await;
         if round % 2 == 0 {
             node.kill().unwrap();
             guard.release().await.unwrap();
@@ -145,41 +147,41 @@ async fn killed_while_waiting(kind: &str) {
             node.kill().unwrap();
         }
         let started = Instant::now();
-        let next = hold(kind, &locks, Duration::from_secs(20)).await.unwrap();
+        let next = acquire(kind, &locks, Duration::from_secs(20)).await.unwrap();
         assert!(started.elapsed() < Duration::from_secs(15), "{kind}: {:?}", started.elapsed());
         next.release().await.unwrap();
-        until("nothing is left of it", || nothing_held(&servers)).await;
+        until("all locks are free", || nothing_held(&servers)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_killed_while_it_waits_for_a_multi_lock_leaves_nothing() {
-    killed_while_waiting("multi").await;
+async fn process_killed_while_waiting_for_a_multi_lock_leaves_nothing_locked() {
+    kill_while_waiting("multi").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_killed_while_it_waits_for_a_red_lock_leaves_nothing() {
-    killed_while_waiting("red").await;
+async fn process_killed_while_waiting_for_a_redlock_leaves_nothing_locked() {
+    kill_while_waiting("redlock").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_of_50_ms_ends_in_time_while_redis_stands_still() {
+async fn timeout_of_50_ms_is_kept_while_redis_hangs() {
     let servers: Vec<Server> = (0..3).map(|_| redis::start().unwrap()).collect();
     let (mut locks, mut fresh) = (Vec::new(), Vec::new());
     for server in &servers {
         locks.push(connect(server, Config::default()).await);
-        // This one connects when it is first used.
+        // These clients connect when they are first used.
         fresh.push(Locks::new(redis::url(server.port()), Config::default()).unwrap());
     }
     for kind in KINDS {
-        hold(kind, &locks, Duration::from_secs(5)).await.unwrap().release().await.unwrap();
+        acquire(kind, &locks, Duration::from_secs(5)).await.unwrap().release().await.unwrap();
     }
     servers.iter().for_each(|server| server.signal("STOP").unwrap());
     let mut slow = Vec::new();
     for (which, clients) in [("connected", &locks), ("not connected", &fresh)] {
         for kind in KINDS {
             let started = Instant::now();
-            let refused: Result<Held> = hold(kind, clients, Duration::from_millis(50)).await;
+            let refused: Result<AnyGuard> = acquire(kind, clients, Duration::from_millis(50)).await;
             if !matches!(refused, Err(Error::Unreachable(_))) || started.elapsed() > Duration::from_millis(400) {
                 slow.push((which, kind, started.elapsed(), refused.err()));
             }
@@ -187,9 +189,9 @@ async fn a_wait_of_50_ms_ends_in_time_while_redis_stands_still() {
     }
     servers.iter().for_each(|server| server.signal("CONT").unwrap());
     assert!(slow.is_empty(), "{slow:?}");
-    // What was asked of it while it stood still leaves nothing behind, though the leases last 30 s.
-    until("all is free", || nothing_held(&servers)).await;
+    // The requests that arrived while Redis hung leave nothing behind, although the TTL is 30 s.
+    until("all locks are free", || nothing_held(&servers)).await;
     for kind in KINDS {
-        hold(kind, &fresh, Duration::from_secs(5)).await.unwrap().release().await.unwrap();
+        acquire(kind, &fresh, Duration::from_secs(5)).await.unwrap().release().await.unwrap();
     }
 }

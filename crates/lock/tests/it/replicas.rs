@@ -1,4 +1,4 @@
-//! A master that is replaced while clients still reach it, and what `Config::replicas` and `min-replicas-to-write` do about it.
+//! A master that is replaced while clients still reach it, with and without `Config::replicas` and `min-replicas-to-write`.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use crate::support::{SHORT, ask, connect, until};
 
 fn config(replicas: usize) -> Config {
     Config {
-        watchdog_lease: Duration::from_secs(2),
-        answer_within: Duration::from_millis(400),
+        watchdog_ttl: Duration::from_secs(2),
+        response_timeout: Duration::from_millis(400),
         replicas,
         ..Config::default()
     }
 }
 
-/// The replica becomes a master; the old one goes on, alone, and some clients do not know.
+/// Promotes the replica while the old master keeps running.
 async fn split(watched: &Watched) {
     ask(&watched.replica, &["replicaof", "no", "one"]);
-    until("it is a master", || ask(&watched.replica, &["role"]).starts_with("master")).await;
+    until("the replica is a master", || ask(&watched.replica, &["role"]).starts_with("master")).await;
 }
 
 #[tokio::test]
-async fn with_an_old_master_still_reachable_two_hold_the_lock_as_documented() {
+async fn two_owners_hold_the_lock_while_the_old_master_is_reachable_as_documented() {
     let watched = redis::start_watched().unwrap();
     watched.sentinel.kill().unwrap();
     let (old, new) = (connect(&watched.master, config(0)).await, connect(&watched.replica, config(0)).await);
@@ -33,13 +33,13 @@ async fn with_an_old_master_still_reachable_two_hold_the_lock_as_documented() {
     let first = old.reentrant("work", &stampede_lock::Owner::new()).unwrap().lock().await.unwrap();
     let second = new.reentrant("work", &stampede_lock::Owner::new()).unwrap().lock().await.unwrap();
     tokio::time::sleep(Duration::from_secs(count(20, 4))).await;
-    assert!(first.is_sure() && second.is_sure(), "both are renewed for as long as anybody watches");
+    assert!(first.is_valid() && second.is_valid(), "both are renewed for as long as the partition lasts");
     first.release().await.unwrap();
     second.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_confirmed_replicas_an_old_master_renews_nothing_and_the_lock_outlives_the_change() {
+async fn with_confirmed_replicas_the_lock_survives_the_failover_and_the_old_master_renews_nothing() {
     let watched = redis::start_watched().unwrap();
     watched.sentinel.kill().unwrap();
     let (old, new) = (connect(&watched.master, config(1)).await, connect(&watched.replica, config(0)).await);
@@ -48,17 +48,17 @@ async fn with_confirmed_replicas_an_old_master_renews_nothing_and_the_lock_outli
         held.push(lock(kind, &old, kind).lock().await.unwrap());
     }
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(held.iter().all(|guard| guard.is_sure()), "renewed while the replica confirms");
+    assert!(held.iter().all(|guard| guard.is_valid()), "renewed while the replica confirms");
     split(&watched).await;
-    // The new master knows of all of them, so that nobody gets one before its lease ends; and by then their holders know.
+    // The new master has all of them, so no other owner acquires one before its lease expires; by then its holder knows.
     let rivals: Vec<_> = SINGLE
         .into_iter()
         .zip(held)
         .map(|(kind, guard)| {
             let rival = lock(if kind == "read" { "write" } else { kind }, &new, kind);
             tokio::spawn(async move {
-                let rival = rival.lock_within(Duration::from_secs(20)).await.unwrap();
-                assert!(!guard.is_sure(), "{kind}: two are sure");
+                let rival = rival.try_lock_for(Duration::from_secs(20)).await.unwrap();
+                assert!(!guard.is_valid(), "{kind}: valid for two owners");
                 guard.lost().await;
                 rival
             })
@@ -67,46 +67,52 @@ async fn with_confirmed_replicas_an_old_master_renews_nothing_and_the_lock_outli
     for rival in rivals {
         rival.await.unwrap().release().await.unwrap();
     }
-    // On the old one there are no new locks.
-    let refused = lock("simple", &old, "another").try_lock().await.unwrap_err();
-    assert!(matches!(refused, Error::NotReplicated { wanted: 1, confirmed: 0 }), "{refused}");
-    assert!(refused.may_retry());
-    until("what it got is released", || ask(&watched.master, &["exists", "lock:{another}"]) == "0").await;
+    // The old master grants no new locks.
+    let mut refused = lock("simple", &old, "another").try_lock().await.unwrap_err();
+    for _ in 0..10 {
+        if matches!(refused, Error::NotReplicated { .. }) {
+            break;
+        }
+        // On a busy machine the reply of `WAIT` may exceed the short response timeout.
+        refused = lock("simple", &old, "another").try_lock().await.unwrap_err();
+    }
+    assert!(matches!(refused, Error::NotReplicated { required: 1, confirmed: 0 }), "{refused}");
+    assert!(refused.is_retryable());
+    until("the unconfirmed lock is released", || ask(&watched.master, &["exists", "lock:{another}"]) == "0").await;
 }
 
 #[tokio::test]
-async fn with_min_replicas_to_write_an_old_master_renews_nothing() {
+async fn with_min_replicas_to_write_the_old_master_renews_nothing() {
     let watched = redis::start_watched().unwrap();
     watched.sentinel.kill().unwrap();
     ask(&watched.master, &["config", "set", "min-replicas-to-write", "1", "min-replicas-max-lag", "1"]);
-    let old = connect(&watched.master, Config { watchdog_lease: Duration::from_secs(4), ..config(0) }).await;
+    let old = connect(&watched.master, Config { watchdog_ttl: Duration::from_secs(4), ..config(0) }).await;
     let guard = lock("reentrant", &old, "work").lock().await.unwrap();
     split(&watched).await;
     guard.lost().await;
     let refused = lock("simple", &old, "another").try_lock().await.unwrap_err();
     assert!(matches!(refused, Error::Unreachable(_)), "{refused}");
-    assert!(refused.may_retry());
+    assert!(refused.is_retryable());
 }
 
-/// A client that asks the sentinels finds the new master as soon as the old one cannot confirm any more.
+/// A client with Sentinel finds the new master as soon as the old one can no longer confirm.
 #[tokio::test]
-async fn by_sentinel_a_lock_that_is_not_confirmed_is_asked_for_at_the_new_master() {
+async fn sentinel_client_moves_to_the_new_master_when_a_lock_is_not_confirmed() {
     let watched = redis::start_watched().unwrap();
     let sentinels = vec![redis::url(watched.sentinel.port())];
     let servers = Servers::Sentinel { sentinels, master: redis::MASTER.to_owned(), node: None };
-    let locks = Locks::connect(servers, Config { watchdog_lease: SHORT, ..config(1) }).await.unwrap();
+    let locks = Locks::connect(servers, Config { watchdog_ttl: SHORT, ..config(1) }).await.unwrap();
     lock("simple", &locks, "work").lock().await.unwrap().release().await.unwrap();
-    // The old master lives, and loses its replica.
-    // The sentinel may have to hear from the replica first.
+    // The old master keeps running and loses its replica. The sentinel refuses a failover until it has discovered the replica.
     let failover = || redis::ask(watched.sentinel.port(), &["sentinel", "failover", redis::MASTER]).is_ok();
     until("the sentinel promotes the replica", failover).await;
     let port = watched.replica.port().to_string();
-    until("the sentinel tells so", || {
+    until("the sentinel announces it", || {
         ask(&watched.sentinel, &["sentinel", "get-master-addr-by-name", redis::MASTER]).contains(&port)
     })
     .await;
-    // It comes back as the replica of the new one, and confirms.
-    let guard = lock("simple", &locks, "work").lock_within(Duration::from_secs(60)).await.unwrap();
+    // The old master becomes a replica of the new one, and confirms.
+    let guard = lock("simple", &locks, "work").try_lock_for(Duration::from_secs(60)).await.unwrap();
     assert_eq!(ask(&watched.replica, &["exists", "lock:{work}"]), "1");
     guard.release().await.unwrap();
 }

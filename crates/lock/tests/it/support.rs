@@ -6,14 +6,14 @@ use stampede_testkit::{Process, Proxy, Server, redis};
 
 pub const SHORT: Duration = Duration::from_millis(800);
 
-/// Short leases, so that tests are quick.
+/// A short TTL, so that tests are quick.
 pub fn short() -> Config {
-    Config { watchdog_lease: SHORT, answer_within: Duration::from_millis(200), ..Config::default() }
+    Config { watchdog_ttl: SHORT, response_timeout: Duration::from_millis(200), ..Config::default() }
 }
 
-/// Leases that never end within a test.
+/// A TTL that never ends within a test.
 pub fn long() -> Config {
-    Config { answer_within: Duration::from_millis(300), ..Config::default() }
+    Config { response_timeout: Duration::from_millis(300), ..Config::default() }
 }
 
 pub async fn connect(server: &Server, config: Config) -> Locks {
@@ -24,21 +24,21 @@ pub async fn through(proxy: &Proxy, config: Config) -> Locks {
     Locks::connect(redis::url(proxy.address().port()), config).await.unwrap()
 }
 
-/// What `redis-cli` says.
+/// The output of `redis-cli`.
 pub fn ask(server: &Server, command: &[&str]) -> String {
     redis::ask(server.port(), command).unwrap()
 }
 
-/// Waits for something to become true.
-pub async fn until(what: &str, mut happened: impl FnMut() -> bool) {
+/// Waits for a condition.
+pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
-    while !happened() {
-        assert!(started.elapsed() < Duration::from_secs(20), "waited in vain: {what}");
+    while !condition() {
+        assert!(started.elapsed() < Duration::from_secs(20), "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// How many commands of this name Redis has carried out, scripts' own included.
+/// How many commands of this name Redis has executed, including those called by scripts.
 pub fn calls(server: &Server, command: &str) -> u64 {
     let stats = ask(server, &["info", "commandstats"]);
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -46,22 +46,22 @@ pub fn calls(server: &Server, command: &str) -> u64 {
 }
 
 /// A program of `examples/`, which `cargo test` builds too.
-pub fn example(name: &str, args: &[&str], lease: Option<Duration>) -> Process {
+pub fn example(name: &str, args: &[&str], ttl: Option<Duration>) -> Process {
     let here = std::env::current_exe().unwrap();
     let program = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(name);
     assert!(program.exists(), "{name} is not built: run `cargo test` without `--test`, or `cargo build --examples`");
     let mut command = Command::new(program);
     command.args(args);
-    if let Some(lease) = lease {
-        command.env("LEASE_MS", lease.as_millis().to_string());
+    if let Some(ttl) = ttl {
+        command.env("TTL_MS", ttl.as_millis().to_string());
     }
     Process::start(command).unwrap()
 }
 
-/// Waits until Redis has heard nothing new for a while but our own questions.
+/// Waits until no new scripts arrive at Redis.
 pub async fn quiet(server: &Server) {
     let (mut before, mut same) = (0, 0);
-    until("nothing comes any more", || {
+    until("no new scripts arrive", || {
         let now = calls(server, "evalsha");
         same = if now == before { same + 1 } else { 0 };
         before = now;

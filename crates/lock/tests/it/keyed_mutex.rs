@@ -2,17 +2,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use stampede_lock::Keyed;
+use stampede_lock::KeyedMutex;
 use stampede_testkit::count;
 use tokio::sync::RwLock;
 
-/// Tests that measure the process's memory run alone; the others share.
-static QUIET: RwLock<()> = RwLock::const_new(());
+/// Tests that measure the memory of the process take it exclusively; the others share it.
+static MEMORY: RwLock<()> = RwLock::const_new(());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_at_a_time_for_each_key() {
-    let _quiet = QUIET.read().await;
-    let locks = Keyed::new();
+async fn one_holder_per_key_at_a_time() {
+    let _memory = MEMORY.read().await;
+    let locks = KeyedMutex::new();
     let held: Arc<[AtomicU64; 4]> = Arc::default();
     let done = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..64usize)
@@ -22,7 +22,7 @@ async fn one_at_a_time_for_each_key() {
                 for round in 0..500usize {
                     let key = (task + round) % 4;
                     let _guard = locks.lock(key).await;
-                    assert_eq!(held[key].fetch_add(1, Ordering::SeqCst), 0, "two hold key {key}");
+                    assert_eq!(held[key].fetch_add(1, Ordering::SeqCst), 0, "two tasks hold key {key}");
                     if round % 7 == 0 {
                         tokio::task::yield_now().await;
                     }
@@ -39,21 +39,21 @@ async fn one_at_a_time_for_each_key() {
     assert!(locks.is_empty());
 }
 
-/// Waiters give up at every moment, also in the very one in which the lock is handed to them.
+/// Waiters are cancelled at arbitrary moments, including the moment at which the lock is handed to them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_waiter_that_gives_up_keeps_nobody_out() {
-    let _quiet = QUIET.read().await;
-    let locks = Keyed::new();
-    let gave_up = Arc::new(AtomicU64::new(0));
+async fn cancelled_waiter_does_not_block_the_key() {
+    let _memory = MEMORY.read().await;
+    let locks = KeyedMutex::new();
+    let cancelled = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..64u64)
         .map(|task| {
-            let (locks, gave_up) = (locks.clone(), gave_up.clone());
+            let (locks, cancelled) = (locks.clone(), cancelled.clone());
             tokio::spawn(async move {
                 for round in 0..300u64 {
-                    let patience = Duration::from_micros((task * 31 + round * 17) % 400);
-                    match tokio::time::timeout(patience, locks.lock("key")).await {
+                    let timeout = Duration::from_micros((task * 31 + round * 17) % 400);
+                    match tokio::time::timeout(timeout, locks.lock("key")).await {
                         Ok(_guard) => tokio::task::yield_now().await,
-                        Err(_) => _ = gave_up.fetch_add(1, Ordering::SeqCst),
+                        Err(_) => _ = cancelled.fetch_add(1, Ordering::SeqCst),
                     }
                 }
             })
@@ -62,35 +62,35 @@ async fn a_waiter_that_gives_up_keeps_nobody_out() {
     for task in tasks {
         task.await.unwrap();
     }
-    assert!(gave_up.load(Ordering::SeqCst) > 0, "nobody gave up: the test shows nothing");
+    assert!(cancelled.load(Ordering::SeqCst) > 0, "no waiter was cancelled: the test proves nothing");
     assert!(locks.try_lock("key").is_some());
     assert!(locks.is_empty());
 }
 
 #[tokio::test]
-async fn first_come_first_served() {
-    let _quiet = QUIET.read().await;
-    let locks = Keyed::new();
+async fn waiters_are_served_in_order_of_arrival() {
+    let _memory = MEMORY.read().await;
+    let locks = KeyedMutex::new();
     let first = locks.lock(1).await;
-    let (told, mut heard) = tokio::sync::mpsc::channel(10);
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(10);
     for turn in 0..10 {
-        let (locks, told) = (locks.clone(), told.clone());
+        let (locks, sender) = (locks.clone(), sender.clone());
         tokio::spawn(async move {
             let _guard = locks.lock(1).await;
-            told.send(turn).await.unwrap();
+            sender.send(turn).await.unwrap();
         });
-        tokio::task::yield_now().await; // one thread: the waiter is in the line before the next one starts
+        tokio::task::yield_now().await; // single-threaded: the waiter is queued before the next one starts
     }
-    drop((first, told));
+    drop((first, sender));
     for turn in 0..10 {
-        assert_eq!(heard.recv().await, Some(turn));
+        assert_eq!(receiver.recv().await, Some(turn));
     }
 }
 
 #[tokio::test]
-async fn a_panic_while_holding_frees_the_lock() {
-    let _quiet = QUIET.read().await;
-    let locks = Keyed::new();
+async fn panic_of_the_holder_frees_the_lock() {
+    let _memory = MEMORY.read().await;
+    let locks = KeyedMutex::new();
     let holder = locks.clone();
     let panicked = tokio::spawn(async move {
         let _guard = holder.lock(1).await;
@@ -100,11 +100,11 @@ async fn a_panic_while_holding_frees_the_lock() {
     assert!(locks.try_lock(1).is_some());
 }
 
-/// A line of waiters that all give up does not grow while its holder holds on.
+/// The queue does not grow if all waiters are cancelled while the lock is held.
 #[tokio::test]
-async fn those_who_give_up_leave_no_trace() {
-    let _quiet = QUIET.write().await;
-    let locks = Keyed::new();
+async fn cancelled_waiters_use_no_memory() {
+    let _memory = MEMORY.write().await;
+    let locks = KeyedMutex::new();
     let before = resident_bytes();
     let guard = locks.lock(0).await;
     for _ in 0..count(2_000_000, 200_000) {
@@ -119,9 +119,9 @@ async fn those_who_give_up_leave_no_trace() {
 }
 
 #[tokio::test]
-async fn millions_of_keys_leave_nothing_behind() {
-    let _quiet = QUIET.write().await;
-    let locks = Keyed::new();
+async fn unused_keys_use_no_memory() {
+    let _memory = MEMORY.write().await;
+    let locks = KeyedMutex::new();
     for key in 0..1_000u64 {
         drop(locks.lock(key).await);
     }

@@ -1,4 +1,4 @@
-//! 64 tasks in each of 4 processes add to a counter that is read and written back: one at a time, or the sum is wrong.
+//! 64 tasks in each of 4 processes increment a counter by reading it and writing it back: without mutual exclusion the sum is wrong.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{ask, example};
 const PROCESSES: u64 = 4;
 const TASKS: u64 = 64;
 
-/// What the counter should show, and what it shows.
+/// Returns the expected and the actual value of the counter.
 fn contend(kind: &str, servers: &[Server]) -> (u64, u64) {
     let rounds = count(20, 2);
     let urls: Vec<String> = servers.iter().map(|server| redis::url(server.port())).collect();
@@ -26,10 +26,10 @@ fn contend(kind: &str, servers: &[Server]) -> (u64, u64) {
     (PROCESSES * adding * rounds, counted)
 }
 
-fn exclusive(kind: &str, servers: u64) {
+fn assert_exclusive(kind: &str, servers: u64) {
     let servers: Vec<Server> = (0..servers).map(|_| redis::start().unwrap()).collect();
     let (added, counted) = contend(kind, &servers);
-    assert_eq!(counted, added, "{kind}: additions were lost");
+    assert_eq!(counted, added, "{kind}: increments were lost");
     for server in &servers {
         let left = ask(server, &["--raw", "keys", "lock:*"]);
         let left: Vec<&str> = left.lines().filter(|key| !key.is_empty() && !key.ends_with(":fence")).collect();
@@ -37,40 +37,40 @@ fn exclusive(kind: &str, servers: u64) {
     }
 }
 
-/// The proof that the others can fail.
+/// Proves that the other tests can fail.
 #[test]
-fn without_a_lock_additions_are_lost() {
+fn increments_are_lost_without_a_lock() {
     let server = redis::start().unwrap();
     let (added, counted) = contend("none", &[server]);
-    assert!(counted < added, "nothing was lost: the test shows nothing");
+    assert!(counted < added, "nothing was lost: the test proves nothing");
 }
 
 #[test]
-fn simple() {
-    exclusive("simple", 1);
+fn simple_lock_is_exclusive() {
+    assert_exclusive("simple", 1);
 }
 
 #[test]
-fn reentrant() {
-    exclusive("reentrant", 1);
+fn reentrant_lock_is_exclusive() {
+    assert_exclusive("reentrant", 1);
 }
 
 #[test]
-fn fair() {
-    exclusive("fair", 1);
+fn fair_lock_is_exclusive() {
+    assert_exclusive("fair", 1);
 }
 
 #[test]
-fn read_write() {
-    exclusive("read-write", 1);
+fn read_write_lock_is_exclusive() {
+    assert_exclusive("read-write", 1);
 }
 
 #[test]
-fn multi() {
-    exclusive("multi", 2);
+fn multi_lock_is_exclusive() {
+    assert_exclusive("multi", 2);
 }
 
 #[test]
-fn red() {
-    exclusive("red", 3);
+fn redlock_is_exclusive() {
+    assert_exclusive("redlock", 3);
 }

@@ -1,16 +1,16 @@
-//! The end of a program, and who holds what.
+//! Closing the client, and asking which owner holds a lock.
 
 use std::time::Duration;
 
 use stampede_lock::{Config, Error, Locks};
 use stampede_testkit::{count, redis};
 
-use crate::kinds::{KINDS, SINGLE, hold, lock};
+use crate::kinds::{KINDS, SINGLE, acquire, lock};
 use crate::support::{ask, connect, until};
 
-/// The lease is 30 s: without waiting, the runtime ends before the releases are sent.
+/// The TTL is 30 s. Without `close` the runtime shuts down before the releases are sent.
 #[test]
-fn guards_dropped_at_the_end_of_a_program_are_released_before_close_returns() {
+fn close_waits_until_dropped_guards_are_released() {
     let servers: Vec<_> = (0..3).map(|_| redis::start().unwrap()).collect();
     for round in 0..count(20, 3) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -21,7 +21,7 @@ fn guards_dropped_at_the_end_of_a_program_are_released_before_close_returns() {
             }
             let mut held = Vec::new();
             for kind in KINDS {
-                held.push(hold(kind, &locks, Duration::from_secs(5)).await.unwrap());
+                held.push(acquire(kind, &locks, Duration::from_secs(5)).await.unwrap());
             }
             drop(held);
             for locks in locks {
@@ -37,36 +37,36 @@ fn guards_dropped_at_the_end_of_a_program_are_released_before_close_returns() {
 }
 
 #[tokio::test]
-async fn closed_locks_give_no_more_and_those_who_wait_hear_of_it() {
+async fn closed_client_refuses_new_locks_and_wakes_waiters_but_keeps_held_locks() {
     let server = redis::start().unwrap();
     let (locks, other) = (connect(&server, Config::default()).await, connect(&server, Config::default()).await);
     let held = other.simple("work").unwrap().lock().await.unwrap();
-    let in_hand = locks.simple("mine").unwrap().lock().await.unwrap();
+    let guard = locks.simple("mine").unwrap().lock().await.unwrap();
     let waited = locks.simple("work").unwrap();
     let waiting = tokio::spawn(async move { waited.lock().await });
-    until("it waits", || ask(&server, &["pubsub", "channels"]).contains("work")).await;
+    until("the waiter is subscribed", || ask(&server, &["pubsub", "channels"]).contains("work")).await;
     locks.close().await.unwrap();
     assert!(matches!(waiting.await.unwrap(), Err(Error::Closed)));
     assert!(matches!(locks.simple("new").unwrap().try_lock().await, Err(Error::Closed)));
-    assert!(in_hand.is_sure());
-    in_hand.release().await.unwrap();
+    assert!(guard.is_valid());
+    guard.release().await.unwrap();
     held.release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_lock_tells_whether_it_is_held_by_its_owner() {
+async fn is_held_is_true_only_for_the_owner_that_holds_the_lock() {
     let server = redis::start().unwrap();
     let locks: Locks = connect(&server, Config::default()).await;
     for kind in SINGLE {
         let (mine, theirs) = (lock(kind, &locks, kind), lock(kind, &locks, kind));
-        assert!(!mine.is_held().await.unwrap(), "{kind}: nobody holds it");
+        assert!(!mine.is_held().await.unwrap(), "{kind}: free");
         let guard = mine.lock().await.unwrap();
         assert!(mine.is_held().await.unwrap() && mine.clone().is_held().await.unwrap(), "{kind}");
-        assert!(!theirs.is_held().await.unwrap(), "{kind}: another's");
+        assert!(!theirs.is_held().await.unwrap(), "{kind}: another owner");
         guard.release().await.unwrap();
         assert!(!mine.is_held().await.unwrap(), "{kind}: released");
         let guard = theirs.lock().await.unwrap();
-        assert!(!mine.is_held().await.unwrap(), "{kind}: another holds it");
+        assert!(!mine.is_held().await.unwrap(), "{kind}: held by another owner");
         guard.release().await.unwrap();
     }
 }

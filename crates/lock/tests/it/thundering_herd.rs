@@ -1,4 +1,4 @@
-//! However many wait for a lock, an acquisition costs Redis about two scripts: one to get it, one to give it back.
+//! However many waiters a lock has, an acquisition costs Redis about two scripts: one to acquire it, one to release it.
 
 use stampede_lock::{Config, Lock, Locks, Owner};
 use stampede_testkit::{Server, redis};
@@ -9,9 +9,10 @@ fn scripts(server: &Server) -> u64 {
     calls(server, "evalsha") + calls(server, "eval")
 }
 
-/// Scripts from the first waiter on, and from the first release on, until everybody has had its lock. The first lock is held meanwhile.
+/// Counts scripts until every waiter has acquired and released the lock: since the first waiter, and since the first release. The first
+/// lock is held until all others wait.
 async fn count_scripts(server: &Server, locks: Vec<Lock>) -> (u64, u64) {
-    // Redis knows the scripts, and the connections are there.
+    // Loads the scripts and opens the connections.
     for lock in &locks {
         lock.lock().await.unwrap().release().await.unwrap();
     }
@@ -39,7 +40,7 @@ async fn default_client() -> (Server, Locks) {
     (server, locks)
 }
 
-/// At most this many scripts for each acquisition, and a few more.
+/// Allows this many scripts per acquisition, plus 10 %.
 fn assert_linear(what: &str, acquisitions: usize, scripts: u64, each: u64) {
     let number = u64::try_from(acquisitions).unwrap();
     let most = each * number + number / 10 + 10;
@@ -58,7 +59,7 @@ async fn clones_of_a_simple_lock_cost_two_scripts_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_cost_two_scripts_each_and_one_to_learn_who_writes() {
+async fn writers_cost_two_scripts_each_after_the_release() {
     let (server, locks) = default_client().await;
     for number in [10, 200] {
         let writer = |_| locks.read_write("work", &Owner::new()).unwrap().write().clone();
@@ -69,7 +70,7 @@ async fn writers_cost_two_scripts_each_and_one_to_learn_who_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_other_kinds_cost_two_scripts_after_the_release_too() {
+async fn other_kinds_cost_two_or_three_scripts_each_after_the_release() {
     let (server, locks) = default_client().await;
     let number = 100;
     let reentrant = |_| locks.reentrant("reentrant", &Owner::new()).unwrap();
@@ -78,18 +79,18 @@ async fn the_other_kinds_cost_two_scripts_after_the_release_too() {
     let fair = |_| locks.fair("fair", &Owner::new()).unwrap();
     let (_, scripts) = count_scripts(&server, (0..=number).map(fair).collect()).await;
     assert_linear("fair locks", number, scripts, 2);
-    // Readers and writers by turns, behind a writer.
-    let mixed = |at: usize| {
+    // Readers and writers alternate, behind a writer.
+    let mixed = |index: usize| {
         let lock = locks.read_write("mixed", &Owner::new()).unwrap();
-        if at.is_multiple_of(2) { lock.write().clone() } else { lock.read().clone() }
+        if index.is_multiple_of(2) { lock.write().clone() } else { lock.read().clone() }
     };
     let (_, scripts) = count_scripts(&server, (0..=number).map(mixed).collect()).await;
     assert_linear("readers and writers", number, scripts, 3);
 }
 
-/// A message reaches every client, and one waiter of each looks.
+/// A message reaches every client, and one waiter of each checks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_waiters_of_several_clients_cost_a_look_for_each_client() {
+async fn waiters_of_several_clients_cost_one_check_per_client() {
     let server = redis::start().unwrap();
     let mut clients = Vec::new();
     for _ in 0..3 {
