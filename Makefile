@@ -23,7 +23,7 @@ help:
 	@echo "make deps             licences, sources and known advisories of all dependencies (installs cargo-deny)"
 
 run:
-	$(CARGO) run --release --locked -p stampede-cli -- serve --demo
+	$(CARGO) run --profile quick --locked -p stampede-cli -- serve --demo
 
 lint:
 	$(CARGO) fmt --all --check

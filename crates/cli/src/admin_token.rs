@@ -18,7 +18,7 @@ pub fn is_in_data_dir(settings: &Settings) -> bool {
     std::env::var_os(VARIABLE).is_none() && settings.admin_token_file().is_none()
 }
 
-/// CatalogueCache the token of every administrator. Also says where the first one's token is, to be shown.
+/// Reads the token of every administrator. Also says where the first one's token is, to be shown.
 pub fn read_all(settings: &Settings, in_data_dir: &Path) -> anyhow::Result<(Vec<AdminToken>, String)> {
     let accept = |name: &str, role, token: &str, source: &str| {
         AdminToken::new(name, role, token)
@@ -78,7 +78,7 @@ pub struct AdminTokenSource {
 }
 
 impl AdminTokenSource {
-    /// CatalogueCache the token from the given file, otherwise from the environment.
+    /// Reads the token from the given file, otherwise from the environment.
     pub fn read(&self) -> anyhow::Result<String> {
         let (token, source) = match &self.admin_token_file {
             Some(path) => (read_file(path)?, path.display().to_string()),

@@ -18,8 +18,8 @@ use stampede_proof::bench::{self, Options, Progress};
 use stampede_proof::generator::Pulse;
 use stampede_proof::history;
 use stampede_proof::report::Report;
+use stampede_proof::servers::{Server, mariadb, postgres};
 use stampede_proof::system::{Node, System};
-use stampede_testkit::{Server, mariadb, postgres};
 
 use crate::admin_token::AdminTokenSource;
 use crate::settings::Tier;

@@ -15,8 +15,6 @@ mod bench;
 mod check;
 mod completions;
 mod config;
-#[cfg(target_os = "linux")]
-mod cores;
 mod data_dir;
 mod demo;
 mod descriptors;
@@ -66,7 +64,7 @@ enum Command {
     Bench(bench::Bench),
     /// Check the invariants of a live or a stopped system
     ///
-    /// CatalogueCache only: nothing is written or migrated. On a live system a finding counts if every look over several seconds shows it. What
+    /// Reads only; nothing is written or migrated. On a live system a finding counts if every look over several seconds shows it. What
     /// cannot be checked, such as the gate of a stopped system, is printed as "not checkable", never as passed.
     ///
     /// Exit codes: 0 every invariant that could be checked holds; 1 an invariant is violated; 2 nothing could be checked (no sales, say),

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 use stampede_core::OrderId;
-use stampede_testkit::Client;
+use stampede_proof::http::Client;
 
 use crate::admin_token::AdminTokenSource;
 use crate::bench::address_of;

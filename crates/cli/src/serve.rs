@@ -45,21 +45,15 @@ impl Serve {
         let settings = Settings::load(&self.flags, &self.serve)?;
         start_log(&settings.log)?;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        // A batch that the database's thread has finished comes from outside the runtime. Busy workers look there only so
-        // often, and a whole batch of buyers waits for it.
+        // Wake-ups from the database thread arrive in the runtime's global queue, which busy workers poll only at this interval. A whole
+        // batch of buyers waits for each of them.
         runtime.global_queue_interval(2).enable_all();
-        #[cfg(target_os = "linux")]
-        if settings.pin_worker() {
-            let (runtime, apart) = crate::cores::Apart::build(&mut runtime)?;
-            let opened = || apart.into_iter().for_each(crate::cores::Apart::keep);
-            return runtime.block_on(run(self, settings, opened));
-        }
-        runtime.build()?.block_on(run(self, settings, || ()))
+        runtime.build()?.block_on(run(self, settings))
     }
 }
 
-/// Serves until it is told to stop. `opened` is called when the ledger is open.
-async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyhow::Result<()> {
+/// Serves until SIGTERM or SIGINT.
+async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let Serve { flags, serve: serve_flags, demo } = command;
     let database = settings.database()?;
     let admin_listen = settings.admin_listen()?;
@@ -99,7 +93,6 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
 
     let metrics = start_metrics()?;
     let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
-    opened();
     let sender = match settings.login.sender {
         _ if demo => Some(Arc::new(Console) as Arc<dyn Sender>),
         SenderKind::Console => Some(Arc::new(Console) as Arc<dyn Sender>),
@@ -129,7 +122,7 @@ async fn run(command: Serve, settings: Settings, opened: impl FnOnce()) -> anyho
     };
     let app = Arc::new(App::new(engine.clone(), config, metrics));
     let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
-    first_screen(&settings, &database, scheme, listener.local_addr()?, admin_address, &token_from, demo)?;
+    print_banner(&settings, &database, scheme, listener.local_addr()?, admin_address, &token_from, demo)?;
 
     let admin_token = data_dir.admin_token();
     let reload = Reload { flags, serve: serve_flags, admin_token, app: app.clone(), certificate };
@@ -213,7 +206,7 @@ fn start_metrics() -> anyhow::Result<PrometheusHandle> {
     Ok(handle)
 }
 
-fn first_screen(
+fn print_banner(
     settings: &Settings,
     database: &Database,
     scheme: &str,

@@ -165,7 +165,6 @@ struct Http {
     tls_key: String,
     hsts: bool,
     cors_origins: Vec<String>,
-    pin_worker: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -332,12 +331,6 @@ impl Settings {
         self.http.trusted_proxies.iter().map(parse).collect()
     }
 
-    /// One of two workers stays on the second of two cores.
-    #[cfg(target_os = "linux")]
-    pub const fn pin_worker(&self) -> bool {
-        self.http.pin_worker
-    }
-
     /// The files of the certificate and of its key; `None` without TLS.
     pub fn tls_files(&self) -> anyhow::Result<Option<(&Path, &Path)>> {
         match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
@@ -347,7 +340,7 @@ impl Settings {
         }
     }
 
-    /// CatalogueCache the certificate, if there is one.
+    /// Reads the certificate, if there is one.
     pub fn certificate(&self) -> anyhow::Result<Option<Arc<Certificate>>> {
         Ok(self.tls_files()?.map(|(certificate, key)| Certificate::read(certificate, key)).transpose()?)
     }

@@ -1,27 +1,27 @@
-//! Named places where a test can abort the process or pause it. Without the cargo feature `failpoints` they are nothing.
+//! Failpoints: named places where a test can abort or pause the process. Also planted bugs and a clock offset for tests.
 //!
-//! `STAMPEDE_FAILPOINTS="record.committed=abort@3;record.begin=pause:50"`: abort when `record.committed` is reached for the
-//! third time; pause 50 ms at `record.begin` every time.
+//! All of it is compiled only with the cargo feature `failpoints`. Without it, the functions are constants that the compiler removes.
 //!
-//! `STAMPEDE_CLOCK_FILE=PATH` sets the clock of the process off by the milliseconds that the file holds, such as `-3600000`. The file is read
-//! again every few milliseconds, so that the clock can jump while the process runs.
-//!
-//! `STAMPEDE_PLANT="sync-off"` plants a known bug by name, so that the tests can show that they would notice it.
+//! - `STAMPEDE_FAILPOINTS="record.committed=abort@3;record.begin=pause:50"`: abort the third time that `record.committed` is reached; pause
+//!   for 50 ms each time that `record.begin` is reached
+//! - `STAMPEDE_CLOCK_FILE=PATH`: add the number of milliseconds in the file, such as `-3600000`, to the clock of the process. The file is
+//!   read every few milliseconds, so a test can change the clock while the process runs
+//! - `STAMPEDE_PLANTED_BUGS="sync-off"`: plant known bugs, separated by commas, so that the tests can show that they detect them
 
-/// Every failpoint, in the order a buyer's order passes them.
+/// Every failpoint, in the order in which an order passes them.
 pub const ALL: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted", "record.committed", "buy.answer"];
 
 /// Every bug that can be planted:
 ///
 /// - `sync-off`: SQLite commits without waiting for the disk
-/// - `skip-duplicate`: neither gate nor ledger look whether a person has one already
-/// - `release-twice`: a cancellation gives the stock back twice
-/// - `answer-early`: buyers hear yes before the commit
-/// - `reconcile-count`: the gate's cap is set from the ledger's count while orders are on their way
+/// - `skip-duplicate`: neither the gate nor the ledger checks whether the user already has an order
+/// - `release-twice`: a cancellation returns the stock twice
+/// - `answer-early`: buyers get their response before the commit
+/// - `reconcile-count`: the gate's cap is set from the ledger's count while admitted orders are not yet recorded
 pub const BUGS: [&str; 5] = ["sync-off", "skip-duplicate", "release-twice", "answer-early", "reconcile-count"];
 
 #[cfg(feature = "failpoints")]
-mod armed {
+mod enabled {
     use std::collections::HashMap;
     use std::ffi::OsString;
     use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ mod armed {
 
     struct Point {
         action: Action,
-        /// Act from this hit on.
+        /// The first hit that runs the action.
         from_hit: u64,
         hits: AtomicU64,
     }
@@ -60,12 +60,13 @@ mod armed {
             Some(("pause", ms)) => Action::Pause(Duration::from_millis(ms.parse().ok()?)),
             _ => return None,
         };
-        let known = super::ALL.contains(&name);
-        known.then(|| (name.to_owned(), Point { action, from_hit, hits: AtomicU64::new(0) }))
+        super::ALL.contains(&name).then(|| (name.to_owned(), Point { action, from_hit, hits: AtomicU64::new(0) }))
     }
 
-    #[expect(clippy::disallowed_methods, reason = "a pause that stops its thread is what was asked for")]
-    pub(super) fn hit(name: &str) {
+    /// Runs the action of the failpoint `name`, if it has one.
+    #[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
+    pub fn hit(name: &'static str) {
+        debug_assert!(super::ALL.contains(&name), "failpoint {name} is not in the list");
         let Some(point) = points().get(name) else { return };
         if point.hits.fetch_add(1, Ordering::SeqCst) + 1 < point.from_hit {
             return;
@@ -76,40 +77,43 @@ mod armed {
         }
     }
 
-    /// How often the file with the clock's offset is read.
-    const CLOCK_READ_EVERY: Duration = Duration::from_millis(5);
+    /// How often the file with the clock offset is read.
+    const CLOCK_READ_INTERVAL: Duration = Duration::from_millis(5);
 
-    pub(super) fn clock_offset_ms() -> i64 {
+    /// The offset of this process's clock in milliseconds.
+    pub fn clock_offset_ms() -> i64 {
         static OFFSET: OnceLock<Option<Arc<AtomicI64>>> = OnceLock::new();
         let offset = OFFSET.get_or_init(|| std::env::var_os("STAMPEDE_CLOCK_FILE").map(follow));
         offset.as_ref().map_or(0, |offset| offset.load(Ordering::Relaxed))
     }
 
-    /// What the file holds, kept up to date for as long as the process runs.
-    #[expect(clippy::disallowed_methods, reason = "a thread of its own that only reads a file now and then")]
+    /// Reads the file in a background thread for as long as the process runs, and returns the current offset.
+    #[expect(clippy::disallowed_methods, reason = "a separate thread that only polls a file")]
     fn follow(path: OsString) -> Arc<AtomicI64> {
         let read = move || std::fs::read_to_string(&path).ok()?.trim().parse::<i64>().ok();
         let offset = Arc::new(AtomicI64::new(read().unwrap_or(0)));
-        let kept = offset.clone();
+        let shared = offset.clone();
         std::thread::spawn(move || {
             loop {
-                std::thread::sleep(CLOCK_READ_EVERY);
-                // A file that is being written is read the next time.
+                std::thread::sleep(CLOCK_READ_INTERVAL);
+                // A file that is being written is read at the next interval.
                 if let Some(offset) = read() {
-                    kept.store(offset, Ordering::Relaxed);
+                    shared.store(offset, Ordering::Relaxed);
                 }
             }
         });
         offset
     }
 
-    pub(super) fn planted(bug: &str) -> bool {
+    /// Whether this bug is planted.
+    pub fn planted(bug: &'static str) -> bool {
+        debug_assert!(super::BUGS.contains(&bug), "the bug {bug} is not in the list");
         static PLANTED: OnceLock<Vec<String>> = OnceLock::new();
         let planted = PLANTED.get_or_init(|| {
-            let text = std::env::var("STAMPEDE_PLANT").unwrap_or_default();
+            let text = std::env::var("STAMPEDE_PLANTED_BUGS").unwrap_or_default();
             let all: Vec<String> = text.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
             for name in &all {
-                assert!(super::BUGS.contains(&name.as_str()), "STAMPEDE_PLANT: there is no bug {name:?}");
+                assert!(super::BUGS.contains(&name.as_str()), "STAMPEDE_PLANTED_BUGS: unknown bug {name:?}");
             }
             all
         });
@@ -117,34 +121,23 @@ mod armed {
     }
 }
 
-/// The process passes the place called `name`.
-#[inline]
-pub fn hit(name: &'static str) {
-    debug_assert!(ALL.contains(&name), "failpoint {name} is not in the list");
-    #[cfg(feature = "failpoints")]
-    armed::hit(name);
-    #[cfg(not(feature = "failpoints"))]
-    let _ = name;
-}
+#[cfg(not(feature = "failpoints"))]
+mod disabled {
+    #[inline]
+    pub const fn hit(_name: &'static str) {}
 
-/// Is this bug to be committed on purpose? Never without the feature.
-#[inline]
-pub fn planted(bug: &'static str) -> bool {
-    debug_assert!(BUGS.contains(&bug), "the bug {bug} is not in the list");
-    #[cfg(feature = "failpoints")]
-    return armed::planted(bug);
-    #[cfg(not(feature = "failpoints"))]
-    {
-        let _ = bug;
+    #[inline]
+    pub const fn planted(_bug: &'static str) -> bool {
         false
+    }
+
+    #[inline]
+    pub const fn clock_offset_ms() -> i64 {
+        0
     }
 }
 
-/// How far the clock of this process is set off, in milliseconds. Never without the feature.
-#[inline]
-pub fn clock_offset_ms() -> i64 {
-    #[cfg(feature = "failpoints")]
-    return armed::clock_offset_ms();
-    #[cfg(not(feature = "failpoints"))]
-    0
-}
+#[cfg(not(feature = "failpoints"))]
+pub use disabled::{clock_offset_ms, hit, planted};
+#[cfg(feature = "failpoints")]
+pub use enabled::{clock_offset_ms, hit, planted};

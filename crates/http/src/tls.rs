@@ -36,7 +36,7 @@ impl Certificate {
         Ok(Arc::new(Self { provider, current }))
     }
 
-    /// CatalogueCache the files again. If they cannot be read or do not go together, the certificate stays as it is. Connections that are
+    /// Reads the files again. If they cannot be read or do not go together, the certificate stays as it is. Connections that are
     /// open keep the certificate they have seen.
     pub fn reload(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {
         let fresh = read(certificate, key, &self.provider)?;

@@ -131,7 +131,7 @@ pub async fn open_read_only(database: &Database) -> Result<Arc<dyn Ledger>, Open
     Ok(Arc::new(Store::new(pool)))
 }
 
-/// CatalogueCache which migrations the database has had.
+/// Reads which migrations the database has had.
 const APPLIED: &str = "SELECT version, checksum FROM _sqlx_migrations WHERE success ORDER BY version";
 
 /// Compares the result of [`APPLIED`] with what this program would have applied.

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
 use stampede_core::SaleId;
-use stampede_testkit::Dice;
 
 use crate::check::{self, Patience, Rules};
 use crate::generator::{Ask, Crowd, Outcome, Plan, Pulse, Sample, Until};
@@ -66,7 +68,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) pulse: Arc<Pulse>,
     pub(crate) shop: String,
     pub(crate) buyers: Buyers,
-    pub(crate) dice: Dice,
+    pub(crate) rng: StdRng,
     pub(crate) history: Vec<Attempt>,
     pub(crate) timeline: Timeline,
     pub(crate) answers: Vec<AnswerLatency>,
@@ -82,10 +84,7 @@ impl Bench<'_> {
     pub(crate) fn everybody(&mut self, times: usize) -> Vec<u32> {
         let count = u32::try_from(self.buyers.users.len()).unwrap_or(u32::MAX);
         let mut all: Vec<u32> = (0..times).flat_map(|_| 0..count).collect();
-        for place in (1..all.len()).rev() {
-            let other = self.dice.within(0..place as u64 + 1);
-            all.swap(place, usize::try_from(other).unwrap_or(0));
-        }
+        all.shuffle(&mut self.rng);
         all
     }
 
@@ -168,7 +167,7 @@ pub async fn run(
     let crowd = Crowd::connect(&system.addresses, options.connections, threads, pulse).await.map_err(call)?;
     let sold_out = system.make_sale(&shop, 1).await?;
     let mut bench = Bench {
-        dice: Dice::new(options.seed),
+        rng: StdRng::seed_from_u64(options.seed),
         system,
         options,
         crowd,

@@ -4,13 +4,17 @@
 //! - [`generator`]: buyers on raw connections; [`history`]: what they sent and how they were answered
 //! - [`system`]: the nodes, the administrator's routes and the ledger
 //! - [`check`]: the invariants
-//! - [`report`]: the result; [`machine`]: what the processes and the machine used meanwhile
+//! - [`report`]: the result; [`machine`]: the processor time and memory that were used
+//! - [`process`], [`servers`]: child processes and private database servers; [`http`]: an HTTP client
 
 pub mod bench;
 pub mod check;
 pub mod generator;
 pub mod history;
+pub mod http;
 pub mod machine;
+pub mod process;
 pub mod report;
+pub mod servers;
 mod storm;
 pub mod system;

@@ -4,8 +4,9 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use stampede_core::{OrderId, SaleId, UserId};
-use stampede_testkit::Dice;
 
 use crate::bench::Bench;
 use crate::check::Evidence;
@@ -32,20 +33,20 @@ pub(crate) async fn run(bench: &mut Bench<'_>) -> Result<Over, SystemError> {
     let sale = bench.system.make_sale(&bench.shop, options.stock).await?;
     let everybody = bench.everybody(options.tries);
     let plan = bench.buy(sale, everybody, Until::OnceAndFor(options.storm));
-    let (mut of_kill, mut of_cancels) = (Dice::new(bench.dice.throw()), Dice::new(bench.dice.throw()));
+    let (mut kill_rng, mut cancel_rng) = (StdRng::from_rng(&mut bench.rng), StdRng::from_rng(&mut bench.rng));
     // Killed and asked at the same time, so the one cannot be borrowed from the other.
     let mut nodes = std::mem::take(&mut bench.system.nodes);
     let killing = async {
         if options.kill {
             // Somewhere in the middle of the selling.
-            tokio::time::sleep(Duration::from_millis(of_kill.within(5..60))).await;
+            tokio::time::sleep(Duration::from_millis(kill_rng.random_range(5..60))).await;
             nodes.iter_mut().try_for_each(Node::crash)?;
         }
         Ok::<(), SystemError>(())
     };
     let count = MAX_CANCELS.min(options.stock / 10);
     let cancels = Cancels { system: &*bench.system, buyers: &bench.buyers, pulse: &bench.pulse, sale };
-    let cancelling = cancels.spread_over(options.storm, count, &mut of_cancels);
+    let cancelling = cancels.spread_over(options.storm, count, &mut cancel_rng);
     let (outcome, killed, cancelled) = tokio::join!(bench.crowd.run(plan), killing, cancelling);
     bench.system.nodes = nodes;
     killed?;
@@ -92,7 +93,7 @@ struct Cancels<'a> {
 }
 
 impl Cancels<'_> {
-    async fn spread_over(&self, span: Duration, count: usize, dice: &mut Dice) -> Vec<Attempt> {
+    async fn spread_over(&self, span: Duration, count: usize, rng: &mut StdRng) -> Vec<Attempt> {
         let places: HashMap<UserId, usize> = self.buyers.users.iter().copied().zip(0..).collect();
         let every = span / u32::try_from(count + 1).unwrap_or(u32::MAX);
         let mut cancels: Vec<Attempt> = Vec::new();
@@ -105,7 +106,7 @@ impl Cancels<'_> {
             if orders.is_empty() {
                 continue;
             }
-            let (user, order) = orders[usize::try_from(dice.within(0..orders.len() as u64)).unwrap_or(0)];
+            let (user, order) = orders[rng.random_range(0..orders.len())];
             tried.insert(order);
             let start = Instant::now();
             let heard = self.system.cancel(order, &self.buyers.tokens[places[&user]]).await;

@@ -12,11 +12,12 @@ use stampede_core::{
     Clock as _, Epoch, Money, Order, OrderId, Sale, SaleId, SaleStatus, SystemClock, Timestamp, UserId, VoucherId,
     Window,
 };
-use stampede_testkit::{Client, Process, Reply};
 
 use crate::check::{Evidence, GateView, NodeGate};
 use crate::history::Heard;
+use crate::http::{Client, Reply};
 use crate::machine;
+use crate::process::Process;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {

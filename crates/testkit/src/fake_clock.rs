@@ -1,4 +1,4 @@
-//! A clock for servers of ours that can be set while they run, by libfaketime.
+//! A clock for private servers that a test can set while they run, with libfaketime.
 
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -8,36 +8,36 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-/// Runs at the usual speed, so many seconds from the real time.
+/// A clock that runs at the usual speed with an offset from the real time.
 #[derive(Debug)]
 pub struct FakeClock {
     library: PathBuf,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl FakeClock {
-    /// Right at first. Fails if libfaketime is not installed.
+    /// Starts with an offset of zero. Fails if libfaketime is not installed.
     pub fn new() -> Result<Self> {
         let library = library().ok_or_else(|| Error::other("libfaketime is not installed"))?;
-        // Where another user may read it: servers do not run as root.
-        let folder = tempfile::Builder::new().prefix("testkit-clock-").tempdir_in("/var/tmp")?;
-        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
-        let clock = Self { library, folder };
+        // The servers do not run as root and must be able to read the file.
+        let directory = tempfile::Builder::new().prefix("testkit-clock-").tempdir_in("/var/tmp")?;
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
+        let clock = Self { library, directory };
         clock.set(0)?;
         Ok(clock)
     }
 
-    /// From now on.
+    /// Sets the offset from the real time. Running servers see it at once.
     pub fn set(&self, offset_s: i64) -> Result<()> {
         std::fs::write(self.file(), format!("{offset_s:+}\n"))
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.path().join("clock")
+        self.directory.path().join("clock")
     }
 
-    /// What a server needs in its environment. Only the clock of the day is set, not the one that waits are measured by.
-    pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
+    /// The environment variables of a server that uses this clock. Only the wall clock is changed, not the monotonic clock.
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         vec![
             ("LD_PRELOAD", self.library.clone().into()),
             ("FAKETIME_TIMESTAMP_FILE", self.file().into()),
@@ -47,8 +47,8 @@ impl FakeClock {
     }
 }
 
-/// The one for programs with threads, wherever the distribution puts it.
+/// The library for programs with threads; its directory depends on the distribution.
 fn library() -> Option<PathBuf> {
-    let folders = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
-    folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
+    let directories = std::fs::read_dir("/usr/lib").ok()?.flatten().map(|entry| entry.path());
+    directories.map(|directory| directory.join("faketime/libfaketimeMT.so.1")).find(|path| path.exists())
 }

@@ -1,31 +1,24 @@
-//! For tests: private throw-away servers, processes that die with the test, a proxy that breaks connections, a plain HTTP
-//! client. Knows nothing of Stampede.
+//! For tests: private temporary servers, child processes that end with the test, a TCP proxy that injects faults, an HTTP client. A
+//! dev-dependency only: what `stampede bench` needs too is part of `stampede-proof` and re-exported here.
 //!
-//! - [`process`]: a child process that is killed by its pid, also when the test process dies
-//! - [`mariadb`], [`postgres`], [`redis`]: servers on free ports with data of their own
-//! - [`fake_clock`]: a clock for them that can be set
-//! - [`proxy`]: a TCP proxy that can cut, delay, stop reading and drop
-//! - [`http`]: one keep-alive connection
-//! - [`lua`]: the heads of scripts for Redis
-//! - [`seed`]: a number to replay a failure by
-//! - [`soak`]: how much
+//! - [`process`], [`mariadb`], [`postgres`], [`Client`]: re-exported from `stampede-proof`
+//! - [`redis`]: Redis servers: standalone, with a replica and a sentinel, as a cluster
+//! - [`fake_clock`]: a clock for servers that a test can set
+//! - [`proxy`]: a TCP proxy that closes connections, delays, stops reading, drops responses
+//! - [`lua`]: checks the header comments of Redis scripts
+//! - [`until`]: waits for a condition; [`soak`]: how many repetitions
 
 pub mod fake_clock;
-pub mod http;
 pub mod lua;
-pub mod mariadb;
-pub mod postgres;
-pub mod process;
 pub mod proxy;
 pub mod redis;
-pub mod seed;
-mod server;
 pub mod soak;
+mod wait;
 
 pub use fake_clock::FakeClock;
-pub use http::{Client, Exchange, Reply, observe};
-pub use process::Process;
 pub use proxy::Proxy;
-pub use seed::Dice;
-pub use server::Server;
 pub use soak::count;
+pub use stampede_proof::http::{Client, Exchange, Reply, observe};
+pub use stampede_proof::process::{self, Process};
+pub use stampede_proof::servers::{Server, mariadb, postgres};
+pub use wait::until;

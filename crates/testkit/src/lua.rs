@@ -1,34 +1,34 @@
-//! Scripts for Redis: the comment at their head says what the body uses.
+//! Checks the header comments of Redis scripts.
 
 use std::collections::BTreeSet;
 use std::io::{Error, Result};
 use std::path::Path;
 
-/// Checks every `.lua` file of a folder: it begins with comments that name exactly the `KEYS[n]` and `ARGV[n]` of the body, and say what
-/// it returns. Returns how many there were.
-pub fn check_heads(folder: impl AsRef<Path>) -> Result<usize> {
+/// Checks every `.lua` file of a directory: it begins with a comment that names exactly the `KEYS[n]` and `ARGV[n]` of the body and states
+/// what the script returns. Returns the number of files.
+pub fn check_headers(directory: impl AsRef<Path>) -> Result<usize> {
     let mut checked = 0;
-    for file in std::fs::read_dir(folder)? {
+    for file in std::fs::read_dir(directory)? {
         let path = file?.path();
         if path.extension().is_none_or(|extension| extension != "lua") {
             continue;
         }
         let text = std::fs::read_to_string(&path)?;
-        let (head, body): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with("--"));
-        let (head, body) = (head.join("\n"), body.join("\n"));
-        if !text.starts_with(&head) || !head.contains("-- Returns ") {
-            return Err(Error::other(format!("{path:?} has no head that says what it returns")));
+        let (header, body): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with("--"));
+        let (header, body) = (header.join("\n"), body.join("\n"));
+        if !text.starts_with(&header) || !header.contains("-- Returns ") {
+            return Err(Error::other(format!("{path:?} has no header that states what it returns")));
         }
-        if named(&head) != named(&body) {
-            let (head, body) = (named(&head), named(&body));
-            return Err(Error::other(format!("{path:?}: the head names {head:?}, the body uses {body:?}")));
+        if named(&header) != named(&body) {
+            let (header, body) = (named(&header), named(&body));
+            return Err(Error::other(format!("{path:?}: the header names {header:?}, the body uses {body:?}")));
         }
         checked += 1;
     }
     Ok(checked)
 }
 
-/// Every `KEYS[n]` and `ARGV[n]` with a number in a text. An open end (`KEYS[2…]`, `#KEYS`, a variable) is not a number.
+/// Every `KEYS[n]` and `ARGV[n]` with a literal number. Others (`KEYS[2…]`, `#KEYS`, a variable as the index) are ignored.
 fn named(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for word in ["KEYS[", "ARGV["] {

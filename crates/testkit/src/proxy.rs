@@ -1,4 +1,4 @@
-//! A TCP proxy that can cut, delay, stop reading and drop.
+//! A TCP proxy that can close connections, delay data, stop reading and drop responses.
 
 use std::io::Result;
 use std::net::SocketAddr;
@@ -10,32 +10,32 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What happens to what passes.
+/// What the proxy does with the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Everything passes.
+    /// Data is forwarded.
     None,
-    /// Every connection is closed, and so is every new one.
+    /// Every connection is closed, new ones included.
     Cut,
-    /// Everything passes, later.
+    /// Data is forwarded after this time.
     Delay(Duration),
-    /// Nothing is read: both sides hang.
+    /// Nothing is read, so both sides hang.
     Hang,
-    /// What the client says arrives; what the server answers is lost.
-    DropAnswers,
+    /// Requests are forwarded, responses are dropped.
+    DropResponses,
 }
 
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
     fault: Arc<watch::Sender<Fault>>,
-    /// Rises when every present connection is to be closed.
+    /// A change closes every present connection.
     cuts: Arc<watch::Sender<u64>>,
     task: JoinHandle<()>,
 }
 
 impl Proxy {
-    /// Listens on a free port and passes on to `target`.
+    /// Listens on a free port and forwards to `target`.
     pub async fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
@@ -46,7 +46,7 @@ impl Proxy {
             while let Ok((client, _)) = listener.accept().await {
                 let faults = faults.subscribe();
                 if *faults.borrow() != Fault::Cut {
-                    tokio::spawn(pass(client, target, faults, cutting.subscribe()));
+                    tokio::spawn(forward_both(client, target, faults, cutting.subscribe()));
                 }
             }
         });
@@ -57,12 +57,12 @@ impl Proxy {
         self.address
     }
 
-    /// Closes every connection there is now; new ones may come.
+    /// Closes every present connection. New ones are accepted.
     pub fn cut_all(&self) {
         self.cuts.send_modify(|cut| *cut += 1);
     }
 
-    /// From now on.
+    /// Sets the fault for present and new connections.
     pub fn set(&self, fault: Fault) {
         self.fault.send_replace(fault);
     }
@@ -75,33 +75,33 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(
+async fn forward_both(
     client: TcpStream,
     target: SocketAddr,
     mut faults: watch::Receiver<Fault>,
     mut cuts: watch::Receiver<u64>,
 ) {
-    // A target that is not there looks to the client like a connection that closes.
+    // If the target refuses the connection, the client's connection is closed.
     let Ok(server) = TcpStream::connect(target).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let asking = forward(from_client, to_server, faults.clone(), false);
-    let answering = forward(from_server, to_client, faults.clone(), true);
-    let both = async { tokio::join!(asking, answering) };
+    let requests = forward(from_client, to_server, faults.clone(), false);
+    let responses = forward(from_server, to_client, faults.clone(), true);
+    let both = async { tokio::join!(requests, responses) };
     tokio::select! {
         _ = both => {}
-        // The proxy has gone, or it cuts.
+        // `cut_all` was called, or the proxy was dropped.
         _ = cuts.changed() => {}
         _ = faults.wait_for(|fault| *fault == Fault::Cut) => {}
     }
 }
 
-/// Until either end closes.
+/// Forwards one direction until either end closes.
 async fn forward(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut faults: watch::Receiver<Fault>,
-    answers: bool,
+    responses: bool,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     loop {
@@ -109,13 +109,13 @@ async fn forward(
             return;
         }
         let Ok(length @ 1..) = from.read(&mut buffer).await else { break };
-        // What came in while it was told to hang waits, too.
+        // Data that was read when the fault changed to `Hang` waits as well.
         let fault = match faults.wait_for(|fault| *fault != Fault::Hang).await {
             Ok(fault) => *fault,
             Err(_) => return,
         };
         match fault {
-            Fault::DropAnswers if answers => continue,
+            Fault::DropResponses if responses => continue,
             Fault::Delay(span) => tokio::time::sleep(span).await,
             _ => {}
         }
@@ -123,6 +123,6 @@ async fn forward(
             break;
         }
     }
-    // The other direction learns of it by its own end.
+    // The other direction ends when its own side closes.
     let _ = to.shutdown().await;
 }

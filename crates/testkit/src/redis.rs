@@ -1,77 +1,77 @@
-//! Private Redis servers: one alone, one that syncs every write, a master with a replica and a sentinel, a cluster of three.
+//! Private Redis servers: standalone, durable, a master with a replica and a sentinel, a cluster.
 
 use std::io::{Error, Result};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::process::pause;
-use crate::server::{Server, run};
+use stampede_proof::process::pause;
+use stampede_proof::servers::{Server, run};
 
-/// The name that the sentinel knows the master by.
+/// The name of the master in the sentinel's configuration.
 pub const MASTER: &str = "main";
-/// How long a group of servers may take to find each other.
-const TOGETHER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long replication or a cluster may take to form.
+const FORMATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One that forgets everything when it dies.
+/// A server without persistence.
 pub fn start() -> Result<Server> {
     launch(&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"])
 }
 
-/// One that has every write on the disk before it answers.
+/// A server that syncs every write to disk before it replies.
 pub fn start_durable() -> Result<Server> {
     launch(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
 }
 
-/// A master, its replica, and a sentinel that makes the replica the master when the master is gone for a second.
+/// A master, its replica, and a sentinel that promotes the replica when the master has been down for a second.
 #[derive(Debug)]
-pub struct Watched {
+pub struct Replicated {
     pub master: Server,
     pub replica: Server,
     pub sentinel: Server,
 }
 
-pub fn start_watched() -> Result<Watched> {
+pub fn start_replicated() -> Result<Replicated> {
     let master = start()?;
     let master_port = master.port().to_string();
     let replica = launch(&["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &master_port])?;
-    wait_until("the replica follows", || {
+    wait_until("the replica is connected", || {
         Ok(ask(replica.port(), &["info", "replication"])?.contains("master_link_status:up"))
     })?;
-    let prepare = move |folder: &Path| {
+    let prepare = move |directory: &Path| {
         let config = format!(
             "sentinel monitor {MASTER} 127.0.0.1 {master_port} 1\n\
              sentinel down-after-milliseconds {MASTER} 1000\n\
              sentinel failover-timeout {MASTER} 3000\n"
         );
-        std::fs::write(folder.join("sentinel.conf"), config)
+        std::fs::write(directory.join("sentinel.conf"), config)
     };
-    let start = |folder: &Path, port: u16| {
+    let start = |directory: &Path, port: u16| {
         let mut command = Command::new("redis-server");
-        command.arg(folder.join("sentinel.conf")).arg("--sentinel");
-        command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).arg("--dir").arg(folder);
+        command.arg(directory.join("sentinel.conf")).arg("--sentinel");
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]).arg("--dir").arg(directory);
         command
     };
     let sentinel = Server::launch("Redis sentinel", prepare, start, ready)?;
-    wait_until("the sentinel knows the replica", || {
+    wait_until("the sentinel has found the replica", || {
         let replicas = ask(sentinel.port(), &["sentinel", "replicas", MASTER])?;
         Ok(replicas.contains(&replica.port().to_string()))
     })?;
-    Ok(Watched { master, replica, sentinel })
+    Ok(Replicated { master, replica, sentinel })
 }
 
-/// Three nodes with a third of the slots each, and no replicas.
+/// A cluster of three masters without replicas.
 pub fn start_cluster() -> Result<[Server; 3]> {
     let nodes = [start_node()?, start_node()?, start_node()?];
     form_cluster(&nodes, 0)?;
     Ok(nodes)
 }
 
-/// Six nodes: three have a third of the slots each, and each of these has a replica.
+/// A cluster of three masters with one replica each.
 pub fn start_replicated_cluster() -> Result<Vec<Server>> {
     let nodes = (0..6).map(|_| start_node()).collect::<Result<Vec<_>>>()?;
     form_cluster(&nodes, 1)?;
-    wait_until("every replica follows", || {
+    wait_until("every replica is connected", || {
         let mut up = 0;
         for node in &nodes {
             up += usize::from(ask(node.port(), &["info", "replication"])?.contains("master_link_status:up"));
@@ -92,7 +92,7 @@ fn form_cluster(nodes: &[Server], replicas: usize) -> Result<()> {
     run(create.args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"]))?;
     let known = format!("cluster_known_nodes:{}", nodes.len());
     for node in nodes {
-        wait_until("the cluster is whole", || {
+        wait_until("the cluster has formed", || {
             let info = ask(node.port(), &["cluster", "info"])?;
             Ok(info.contains("cluster_state:ok") && info.contains(&known))
         })?;
@@ -109,11 +109,11 @@ pub fn reshard(from: &Server, to: &Server, slots: usize) -> Result<()> {
     run(&mut reshard).map(drop)
 }
 
-fn launch(more: &[&str]) -> Result<Server> {
-    let more: Vec<String> = more.iter().map(|&arg| arg.to_owned()).collect();
-    let start = move |folder: &Path, port: u16| {
+fn launch(options: &[&str]) -> Result<Server> {
+    let options: Vec<String> = options.iter().map(|&arg| arg.to_owned()).collect();
+    let start = move |directory: &Path, port: u16| {
         let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(folder).args(&more);
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(directory).args(&options);
         command
     };
     Server::launch("Redis", |_| Ok(()), start, ready)
@@ -125,14 +125,14 @@ fn ready(port: u16) -> Command {
     command
 }
 
-/// Fails if Redis answers with an error.
+/// `-e`: `redis-cli` fails if the reply is an error.
 fn client(port: u16) -> Command {
     let mut command = Command::new("redis-cli");
     command.args(["-e", "-h", "127.0.0.1", "-p", &port.to_string()]);
     command
 }
 
-/// What `redis-cli` says to this command.
+/// Runs a command with `redis-cli` and returns its output.
 pub fn ask(port: u16, command: &[&str]) -> Result<String> {
     run(client(port).args(command))
 }
@@ -141,11 +141,11 @@ pub fn url(port: u16) -> String {
     format!("redis://127.0.0.1:{port}/")
 }
 
-fn wait_until(what: &str, mut happened: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + TOGETHER_TIMEOUT;
-    while !happened()? {
+fn wait_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + FORMATION_TIMEOUT;
+    while !condition()? {
         if Instant::now() > deadline {
-            return Err(Error::other(format!("waited in vain: {what}")));
+            return Err(Error::other(format!("timed out: {what}")));
         }
         pause();
     }

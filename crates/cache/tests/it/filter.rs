@@ -3,9 +3,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use stampede_cache::{AnnounceError, Builder, Filter, FilterConfig, Remote, RemoteConfig, Servers};
 use stampede_testkit::proxy::Fault;
-use stampede_testkit::{Dice, Proxy, Server, count, redis};
+use stampede_testkit::{Proxy, Server, count, redis};
 
 use crate::support::{APPLICATION, Numbers, Source, remote, until};
 
@@ -105,10 +107,10 @@ async fn created_keys_always_pass(server: &Server, faults: impl Fn(&Server, u64)
             created
         }
     });
-    let mut dice = Dice::new(7);
+    let mut rng = StdRng::seed_from_u64(7);
     for round in 0..count(60, 6) {
         until("the filter is built", || announcing.is_current()).await;
-        tokio::time::sleep(Duration::from_millis(dice.within(0..250))).await;
+        tokio::time::sleep(Duration::from_millis(rng.random_range(0..250))).await;
         faults(server, round);
     }
     until("the filter is built again", || announcing.is_current()).await;

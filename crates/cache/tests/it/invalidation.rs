@@ -53,7 +53,7 @@ async fn change_is_visible_within_the_local_ttl_if_messages_are_lost() {
     source.set(7, 1);
     assert_eq!((source.get(&writer, 7).await, source.get(&other, 7).await), (Some(1), Some(1)));
     // The other node receives nothing.
-    proxy.set(Fault::DropAnswers);
+    proxy.set(Fault::DropResponses);
     change(&writer, &source, 7, 2).await;
     let took = until("the change is visible", || async { source.get(&other, 7).await == Some(2) }).await;
     assert!(took < local + Duration::from_secs(2), "{took:?}");

@@ -47,7 +47,7 @@ async fn readers_get_no_errors_and_concurrent_loads_stay_bounded() {
     };
     answered("Redis is used").await;
     for _ in 0..count(20, 1) {
-        for fault in [Fault::Cut, Fault::Hang, Fault::DropAnswers] {
+        for fault in [Fault::Cut, Fault::Hang, Fault::DropResponses] {
             proxy.set(fault);
             reading("reads continue without Redis").await;
             proxy.set(Fault::None);

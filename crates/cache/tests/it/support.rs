@@ -1,12 +1,12 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use stampede_cache::{Builder, Cache, Remote, RemoteConfig};
 use stampede_testkit::redis;
+pub use stampede_testkit::until;
 
 pub type Numbers = Cache<u64, u64, Infallible>;
 
@@ -99,14 +99,4 @@ pub async fn listening(port: u16, nodes: usize) {
         redis::ask(port, &["pubsub", "numsub", "test:cache:invalidated"]).unwrap().ends_with(&format!("{nodes}"))
     })
     .await;
-}
-
-/// Waits until a condition holds and returns how long it took.
-pub async fn until<F: Future<Output = bool>>(condition: &str, mut holds: impl FnMut() -> F) -> Duration {
-    let started = Instant::now();
-    while !holds().await {
-        assert!(started.elapsed() < Duration::from_secs(20), "timed out: {condition}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    started.elapsed()
 }

@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use stampede_core::{Clock as _, SystemClock, failpoint};
 use stampede_proof::check::Rules;
-use stampede_testkit::{Dice, FakeClock, Proxy, Server, count, proxy};
+use stampede_testkit::{FakeClock, Proxy, Server, count, proxy};
 
 use crate::crash;
 use crate::history::History;
@@ -29,25 +31,25 @@ enum Fault {
     DatabaseClock(i64),
 }
 
-const ON_EVERY_DATABASE: [fn(&mut Dice) -> Fault; 2] = [|_| Fault::NodePaused, |dice| Fault::NodeClock(any_jump(dice))];
+const ON_EVERY_DATABASE: [fn(&mut StdRng) -> Fault; 2] = [|_| Fault::NodePaused, |rng| Fault::NodeClock(any_jump(rng))];
 
-const ON_SERVERS: [fn(&mut Dice) -> Fault; 7] = [
+const ON_SERVERS: [fn(&mut StdRng) -> Fault; 7] = [
     |_| Fault::Wire(proxy::Fault::Cut),
-    |dice| Fault::Wire(proxy::Fault::Delay(Duration::from_millis(dice.within(5..80)))),
+    |rng| Fault::Wire(proxy::Fault::Delay(Duration::from_millis(rng.random_range(5..80)))),
     |_| Fault::Wire(proxy::Fault::Hang),
-    |_| Fault::Wire(proxy::Fault::DropAnswers),
+    |_| Fault::Wire(proxy::Fault::DropResponses),
     |_| Fault::DatabaseKilled,
     |_| Fault::DatabasePaused,
-    |dice| Fault::DatabaseClock(any_jump(dice)),
+    |rng| Fault::DatabaseClock(any_jump(rng)),
 ];
 
 /// Up to an hour, forwards or backwards.
-fn any_jump(dice: &mut Dice) -> i64 {
-    dice.within(0..7200).cast_signed() - 3600
+fn any_jump(rng: &mut StdRng) -> i64 {
+    rng.random_range(-3600..3600)
 }
 
-fn faults_of(kind: Kind) -> Vec<fn(&mut Dice) -> Fault> {
-    let servers: &[fn(&mut Dice) -> Fault] = if kind == Kind::Sqlite { &[] } else { &ON_SERVERS };
+fn faults_of(kind: Kind) -> Vec<fn(&mut StdRng) -> Fault> {
+    let servers: &[fn(&mut StdRng) -> Fault] = if kind == Kind::Sqlite { &[] } else { &ON_SERVERS };
     ON_EVERY_DATABASE.iter().chain(servers).copied().collect()
 }
 
@@ -98,7 +100,7 @@ impl Cluster {
                 database().wire.set(fault);
                 lasting().await;
                 database().wire.set(proxy::Fault::None);
-                if fault == proxy::Fault::DropAnswers {
+                if fault == proxy::Fault::DropResponses {
                     // What was asked in the meantime will never be answered: such connections end.
                     database().wire.cut_all();
                 }
@@ -132,7 +134,7 @@ impl Cluster {
     }
 
     /// A sale, buyers who try until they get an answer, and the fault in the middle of it; then all invariants.
-    async fn round(&self, fault: Fault, dice: &mut Dice) {
+    async fn round(&self, fault: Fault, rng: &mut StdRng) {
         let shops: Vec<&Shop> = self.shops.iter().collect();
         // Wider than any clock jumps.
         let (now, day) = (SystemClock.now(), Duration::from_secs(24 * 3600));
@@ -144,8 +146,8 @@ impl Cluster {
         let rules = Rules { clocks_apart: Duration::from_secs(2 * 3600 + 60), ..Rules::default() };
         let history = Arc::new(History::with(rules));
         let crowd = crowd_at(&shops, sale, &self.buyers, &history, Duration::from_millis(400));
-        tokio::time::sleep(Duration::from_millis(dice.within(20..300))).await;
-        self.suffer(fault, Duration::from_millis(dice.within(300..900))).await;
+        tokio::time::sleep(Duration::from_millis(rng.random_range(20..300))).await;
+        self.suffer(fault, Duration::from_millis(rng.random_range(300..900))).await;
         all_told_at(crowd, (&self.places[self.places.len() - 1], &shops), sale, &history).await;
     }
 
@@ -173,14 +175,14 @@ fn serving(place: &Place) -> std::process::Command {
 }
 
 /// So many faults of those that this database can have, one after the other.
-async fn faults(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut Dice) -> Fault>) -> u64 {
-    let mut dice = Dice::new(seed);
+async fn faults(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut StdRng) -> Fault>) -> u64 {
+    let mut rng = StdRng::seed_from_u64(seed);
     let cluster = Cluster::start(kind).await;
     let mut all = 0;
     for fault in faults {
-        let fault = fault(&mut dice);
+        let fault = fault(&mut rng);
         eprintln!("{kind:?}, seed {seed}, round {all}: {fault:?}");
-        cluster.round(fault, &mut dice).await;
+        cluster.round(fault, &mut rng).await;
         all += 1;
     }
     cluster.stop();
@@ -188,10 +190,10 @@ async fn faults(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut 
 }
 
 /// A node dies, by a kill or at a failpoint.
-fn any_crash(dice: &mut Dice) -> crash::Fault {
-    match dice.within(0..1 + failpoint::ALL.len() as u64) {
-        0 => crash::Fault::random_kill(dice),
-        n => crash::Fault::random_abort(dice, failpoint::ALL[n as usize - 1]),
+fn any_crash(rng: &mut StdRng) -> crash::Fault {
+    match rng.random_range(0..=failpoint::ALL.len()) {
+        0 => crash::Fault::random_kill(rng),
+        n => crash::Fault::random_abort(rng, failpoint::ALL[n - 1]),
     }
 }
 
@@ -204,10 +206,10 @@ async fn any_fault_any_time() {
     let mut all = 0;
     loop {
         let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
-        all += crash::rounds(kind, seed, [any_crash as fn(&mut Dice) -> crash::Fault; 2]).await.1;
+        all += crash::rounds(kind, seed, [any_crash as fn(&mut StdRng) -> crash::Fault; 2]).await.1;
         // Which faults come is drawn from the same seed.
-        let (mut dice, choice) = (Dice::new(seed), faults_of(kind));
-        let drawn: Vec<_> = (0..3).map(|_| choice[dice.within(0..choice.len() as u64) as usize]).collect();
+        let (mut rng, choice) = (StdRng::seed_from_u64(seed), faults_of(kind));
+        let drawn: Vec<_> = (0..3).map(|_| choice[rng.random_range(0..choice.len())]).collect();
         all += faults(kind, seed, drawn).await;
         if Instant::now() >= until {
             break;

@@ -343,7 +343,7 @@ async fn a_shop_under_steady_load_has_no_findings() {
 async fn a_violation_is_found_under_steady_load() {
     let place = folder();
     let mut planted = command(&place);
-    planted.env("STAMPEDE_PLANT", "reconcile-count");
+    planted.env("STAMPEDE_PLANTED_BUGS", "reconcile-count");
     let shop = Shop::run(planted);
     let sale = shop.put_up(1000).await;
     let buyers = shop.log_in(0, 24).await;
@@ -361,7 +361,7 @@ async fn every_node_is_asked() {
     let (place, other) = (Place::with(Some(url.clone())), Place::with(Some(url)));
     let right = Shop::open(&place);
     let mut planted = command(&other);
-    planted.env("STAMPEDE_PLANT", "reconcile-count");
+    planted.env("STAMPEDE_PLANTED_BUGS", "reconcile-count");
     let wrong = Shop::run(planted);
     let sale = right.put_up(1000).await;
     wrong.knows(sale).await;

@@ -236,37 +236,3 @@ fn settings_are_shown_without_passwords_and_checked() {
         assert!(script.contains("admin-listen"), "{shell}");
     }
 }
-
-/// The cores that each thread of a process may run on, with its name.
-#[cfg(target_os = "linux")]
-fn cores_of_threads(pid: u32) -> Vec<(String, String)> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let look = |thread: std::path::PathBuf| {
-        let status = std::fs::read_to_string(thread.join("status")).unwrap();
-        let line = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-        (line("Name:"), line("Cpus_allowed_list:"))
-    };
-    threads.map(|thread| look(thread.unwrap().path())).collect()
-}
-
-#[cfg(target_os = "linux")]
-#[tokio::test]
-async fn on_two_cores_one_worker_stays_on_the_second() {
-    let ours = cores_of_threads(std::process::id()).remove(0).1;
-    // `0-1` or `2,5` are two of them. More, or fewer, or two that are not ours alone: the kernel knows best.
-    let granted = std::thread::available_parallelism().unwrap().get();
-    let second = match ours.split(['-', ',']).map(|core| core.parse::<u32>().unwrap()).collect::<Vec<_>>()[..] {
-        [first, last] if granted == 2 && (last == first + 1 || ours.contains(',')) => Some(last.to_string()),
-        _ => None,
-    };
-    for (setting, expected) in [("true", second), ("false", None)] {
-        let folder = folder();
-        let mut command = command(&folder);
-        command.env("STAMPEDE__HTTP__PIN_WORKER", setting);
-        let shop = Shop::run(command);
-        let mut apart = cores_of_threads(shop.process.pid());
-        apart.retain(|(_, cores)| *cores != ours);
-        let expected: Vec<_> = expected.into_iter().map(|core| ("tokio-rt-worker".to_owned(), core)).collect();
-        assert_eq!(apart, expected, "with pin_worker = {setting}");
-    }
-}

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use stampede_core::failpoint;
-use stampede_testkit::process::died_of;
-use stampede_testkit::{Client, Dice, count};
+use stampede_testkit::process::was_killed_by;
+use stampede_testkit::{Client, count};
 
 use crate::history::{Heard, History};
 use crate::shop::{Buyer, Kind, Place, Shop, command};
@@ -24,20 +26,20 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub fn random_kill(dice: &mut Dice) -> Self {
-        Self::KillAfter(Duration::from_micros(dice.within(0..60_000)))
+    pub fn random_kill(rng: &mut StdRng) -> Self {
+        Self::KillAfter(Duration::from_micros(rng.random_range(0..60_000)))
     }
 
-    pub fn random_abort(dice: &mut Dice, place: &'static str) -> Self {
+    pub fn random_abort(rng: &mut StdRng, place: &'static str) -> Self {
         // A batch is passed far less often than a buyer.
         let most = if place.starts_with("record") { 6 } else { 40 };
-        Self::AbortAt(place, dice.within(1..most))
+        Self::AbortAt(place, rng.random_range(1..most))
     }
 }
 
 /// One life and the next: a crowd buys, the server dies under it, is started again, and the crowd goes on.
 /// `false` if the server outlived the crowd, so that the round showed nothing.
-pub async fn round(place: &Place, buyers: &[Buyer], fault: Fault, dice: &mut Dice) -> bool {
+pub async fn round(place: &Place, buyers: &[Buyer], fault: Fault, rng: &mut StdRng) -> bool {
     let mut command = command(place);
     if let Fault::AbortAt(place, hit) = fault {
         command.env("STAMPEDE_FAILPOINTS", format!("{place}=abort@{hit}"));
@@ -50,7 +52,7 @@ pub async fn round(place: &Place, buyers: &[Buyer], fault: Fault, dice: &mut Dic
         .iter()
         .map(|buyer| {
             let (history, buyer, address) = (history.clone(), buyer.clone(), shop.address);
-            let delay = Duration::from_micros(dice.within(0..40_000));
+            let delay = Duration::from_micros(rng.random_range(0..40_000));
             tokio::spawn(async move {
                 tokio::time::sleep(delay).await;
                 let Ok(mut client) = Client::connect(address).await else { return };
@@ -65,15 +67,15 @@ pub async fn round(place: &Place, buyers: &[Buyer], fault: Fault, dice: &mut Dic
         .collect();
     if let Fault::KillAfter(span) = fault {
         tokio::time::sleep(span).await;
-        assert!(died_of(shop.process.kill().unwrap(), SIGKILL));
+        assert!(was_killed_by(shop.process.kill().unwrap(), SIGKILL));
     }
     for one in crowd {
         one.await.unwrap();
     }
-    let died = match (fault, shop.process.ended().unwrap()) {
+    let died = match (fault, shop.process.try_wait().unwrap()) {
         (_, None) => false,
-        (Fault::AbortAt(..), Some(status)) => died_of(status, SIGABRT),
-        (Fault::KillAfter(_), Some(status)) => died_of(status, SIGKILL),
+        (Fault::AbortAt(..), Some(status)) => was_killed_by(status, SIGABRT),
+        (Fault::KillAfter(_), Some(status)) => was_killed_by(status, SIGKILL),
     };
     drop(shop);
     history.check(place, &[], sale).await;
@@ -100,27 +102,27 @@ pub async fn round(place: &Place, buyers: &[Buyer], fault: Fault, dice: &mut Dic
 }
 
 /// Rounds with buyers who stay logged in over every crash.
-pub async fn rounds(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut Dice) -> Fault>) -> (u64, u64) {
-    let mut dice = Dice::new(seed);
+pub async fn rounds(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut StdRng) -> Fault>) -> (u64, u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
     let place = Place::on(kind);
     let shop = Shop::open(&place);
     let buyers = shop.log_in(0, PEOPLE).await;
     assert!(shop.stop().success());
     let (mut died, mut all) = (0, 0);
     for fault in faults {
-        let fault = fault(&mut dice);
+        let fault = fault(&mut rng);
         eprintln!("{kind:?}, seed {seed}, round {all}: {fault:?}");
-        died += u64::from(round(&place, &buyers, fault, &mut dice).await);
+        died += u64::from(round(&place, &buyers, fault, &mut rng).await);
         all += 1;
     }
     (died, all)
 }
 
 async fn killed_at_random_moments(kind: Kind) {
-    rounds(kind, 1, (0..count(20, 2)).map(|_| Fault::random_kill as fn(&mut Dice) -> Fault)).await;
+    rounds(kind, 1, (0..count(20, 2)).map(|_| Fault::random_kill as fn(&mut StdRng) -> Fault)).await;
 }
 
-async fn aborted(kind: Kind, fault: fn(&mut Dice) -> Fault) {
+async fn aborted(kind: Kind, fault: fn(&mut StdRng) -> Fault) {
     let wanted = count(20, 1);
     let (mut died, mut seed) = (0, 100);
     // A round whose place was not reached often enough shows nothing and is not counted.
@@ -143,7 +145,7 @@ macro_rules! at_each_failpoint {
 
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() {
-                aborted($kind, |dice| Fault::random_abort(dice, $place)).await;
+                aborted($kind, |rng| Fault::random_abort(rng, $place)).await;
             })*
 
             #[test]

@@ -22,7 +22,7 @@ async fn traced(plant: Option<&str>) -> String {
         .arg(env!("CARGO_BIN_EXE_stampede"));
     let mut command = serving(strace, &Place::at(&folder.path().join("data")));
     if let Some(bug) = plant {
-        command.env("STAMPEDE_PLANT", bug);
+        command.env("STAMPEDE_PLANTED_BUGS", bug);
     }
     let mut shop = Shop::run(command);
     let people = count(200, 40);

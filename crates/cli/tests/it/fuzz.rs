@@ -11,8 +11,10 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::Request;
 use hyper::body::Body as _;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use stampede_testkit::{Client, Dice, count};
+use stampede_testkit::{Client, count};
 
 use crate::contract::{DOCUMENT, ROUTES, Route};
 use crate::shop::{Kind, Place, Shop, TOKEN, command, log_in};
@@ -43,8 +45,8 @@ const TEXTS: [&str; 20] = [
     "9223372036854775808",
 ];
 
-fn number(dice: &mut Dice) -> Value {
-    match dice.within(0..12) {
+fn number(rng: &mut StdRng) -> Value {
+    match rng.random_range(0..12) {
         0 => json!(0),
         1 => json!(-1),
         2 => json!(i64::MIN),
@@ -54,33 +56,35 @@ fn number(dice: &mut Dice) -> Value {
         6 => json!(1e308),
         7 => json!(u32::MAX),
         8 => json!(1_000_000_001_u64),
-        _ => json!(dice.within(0..20_000_000)),
+        _ => json!(rng.random_range(0..20_000_000)),
     }
 }
 
-fn text(dice: &mut Dice) -> String {
-    match dice.within(0..10) {
-        0 => "长".repeat(dice.within(0..2000) as usize),
-        1 => (0..dice.within(1..40)).map(|_| char::from_u32(dice.within(0..0x11_0000) as u32).unwrap_or('x')).collect(),
-        2 => dice.throw().to_string(),
-        _ => TEXTS[dice.within(0..TEXTS.len() as u64) as usize].to_owned(),
+fn text(rng: &mut StdRng) -> String {
+    match rng.random_range(0..10) {
+        0 => "长".repeat(rng.random_range(0..2000)),
+        1 => (0..rng.random_range(1..40))
+            .map(|_| char::from_u32(rng.random_range(0..0x11_0000)).unwrap_or('x'))
+            .collect(),
+        2 => rng.random::<u64>().to_string(),
+        _ => TEXTS[rng.random_range(0..TEXTS.len())].to_owned(),
     }
 }
 
 /// Any value at all.
-fn anything(dice: &mut Dice, depth: u32) -> Value {
-    match dice.within(0..if depth > 3 { 4 } else { 6 }) {
+fn anything(rng: &mut StdRng, depth: u32) -> Value {
+    match rng.random_range(0..if depth > 3 { 4 } else { 6 }) {
         0 => Value::Null,
-        1 => json!(dice.within(0..2) == 0),
-        2 => number(dice),
-        3 => json!(text(dice)),
-        4 => (0..dice.within(0..4)).map(|_| anything(dice, depth + 1)).collect(),
-        _ => (0..dice.within(0..4)).map(|_| (text(dice), anything(dice, depth + 1))).collect(),
+        1 => json!(rng.random_range(0..2) == 0),
+        2 => number(rng),
+        3 => json!(text(rng)),
+        4 => (0..rng.random_range(0..4)).map(|_| anything(rng, depth + 1)).collect(),
+        _ => (0..rng.random_range(0..4)).map(|_| (text(rng), anything(rng, depth + 1))).collect(),
     }
 }
 
 struct Maker {
-    dice: Dice,
+    rng: StdRng,
     /// A session that is open.
     buyer: String,
     /// Ids of every kind, so that some are of the wrong kind.
@@ -92,11 +96,11 @@ const MAX_IDS: usize = 100;
 
 impl Maker {
     fn chance(&mut self, percent: u64) -> bool {
-        self.dice.within(0..100) < percent
+        self.rng.random_range(0..100) < percent
     }
 
     fn id(&mut self) -> String {
-        self.ids[self.dice.within(0..self.ids.len() as u64) as usize].clone()
+        self.ids[self.rng.random_range(0..self.ids.len())].clone()
     }
 
     /// What was made just now can be named from now on.
@@ -104,7 +108,7 @@ impl Maker {
         if self.ids.len() < MAX_IDS {
             self.ids.push(id);
         } else {
-            let place = self.dice.within(0..MAX_IDS as u64) as usize;
+            let place = self.rng.random_range(0..MAX_IDS);
             self.ids[place] = id;
         }
     }
@@ -112,17 +116,17 @@ impl Maker {
     /// A value as the schema wants it, now and then spoiled.
     fn value(&mut self, schema: &Value) -> Value {
         if self.chance(3) {
-            return anything(&mut self.dice, 0);
+            return anything(&mut self.rng, 0);
         }
         if let Some(name) = schema["$ref"].as_str() {
             return self.value(DOCUMENT.pointer(name.trim_start_matches('#')).unwrap());
         }
         if let Some(choices) = schema["oneOf"].as_array().or(schema["anyOf"].as_array()) {
-            let choice = self.dice.within(0..choices.len() as u64) as usize;
+            let choice = self.rng.random_range(0..choices.len());
             return self.value(&choices[choice]);
         }
         if let Some(words) = schema["enum"].as_array() {
-            return words[self.dice.within(0..words.len() as u64) as usize].clone();
+            return words[self.rng.random_range(0..words.len())].clone();
         }
         let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str()).unwrap_or_default();
         match kind {
@@ -134,16 +138,16 @@ impl Maker {
                     }
                 }
                 if self.chance(4) {
-                    object.insert(text(&mut self.dice), anything(&mut self.dice, 0));
+                    object.insert(text(&mut self.rng), anything(&mut self.rng, 0));
                 }
                 Value::Object(object)
             }
-            "array" => (0..self.dice.within(0..4)).map(|_| self.value(&schema["items"])).collect(),
+            "array" => (0..self.rng.random_range(0..4)).map(|_| self.value(&schema["items"])).collect(),
             "integer" | "number" if self.chance(70) => {
                 let (low, high) = (schema["minimum"].as_u64().unwrap_or(0), schema["maximum"].as_u64().unwrap_or(100));
-                json!(self.dice.within(low..high + 1))
+                json!(self.rng.random_range(low..high + 1))
             }
-            "integer" | "number" => number(&mut self.dice),
+            "integer" | "number" => number(&mut self.rng),
             "boolean" => json!(self.chance(50)),
             _ => json!(self.string(schema)),
         }
@@ -152,18 +156,18 @@ impl Maker {
     fn string(&mut self, schema: &Value) -> String {
         let pattern = schema["pattern"].as_str().unwrap_or_default();
         if self.chance(8) {
-            return text(&mut self.dice);
+            return text(&mut self.rng);
         }
         match (schema["format"].as_str().unwrap_or_default(), pattern) {
             ("date-time", _) => {
-                let year = self.dice.within(1960..2100);
-                format!("{year}-{:02}-01T12:00:00Z", self.dice.within(1..13))
+                let year = self.rng.random_range(1960..2100);
+                format!("{year}-{:02}-01T12:00:00Z", self.rng.random_range(1..13))
             }
             (_, pattern) if pattern.starts_with("^[1-9]") => self.id(),
-            (_, pattern) if pattern.starts_with("^1[3-9]") => format!("139{:08}", self.dice.within(0..1000)),
-            (_, pattern) if pattern.starts_with("^[0-9]{6}") => format!("{:06}", self.dice.within(0..1_000_000)),
-            (_, pattern) if pattern.starts_with("^[0-9a-f]{32}") => format!("{:032x}", self.dice.throw()),
-            _ => format!("text {}", self.dice.within(0..1000)),
+            (_, pattern) if pattern.starts_with("^1[3-9]") => format!("139{:08}", self.rng.random_range(0..1000)),
+            (_, pattern) if pattern.starts_with("^[0-9]{6}") => format!("{:06}", self.rng.random_range(0..1_000_000)),
+            (_, pattern) if pattern.starts_with("^[0-9a-f]{32}") => format!("{:032x}", self.rng.random::<u64>()),
+            _ => format!("text {}", self.rng.random_range(0..1000)),
         }
     }
 
@@ -199,7 +203,7 @@ impl Maker {
             }
         }
         if self.chance(3) {
-            let junk = text(&mut self.dice);
+            let junk = text(&mut self.rng);
             let junk = self.escaped(&junk.chars().take(500).collect::<String>());
             write!(query, "&{junk}").unwrap();
         }
@@ -209,11 +213,11 @@ impl Maker {
     fn token(&mut self, route: &Route) -> String {
         let buyer = self.buyer.clone();
         if self.chance(12) {
-            return match self.dice.within(0..4) {
+            return match self.rng.random_range(0..4) {
                 0 => String::new(),
                 1 => TOKEN.to_owned(),
                 2 => buyer,
-                _ => format!("{:x}", self.dice.throw()),
+                _ => format!("{:x}", self.rng.random::<u64>()),
             };
         }
         match route.operation["security"][0].as_object() {
@@ -225,10 +229,10 @@ impl Maker {
 
     fn body(&mut self, route: &Route) -> Vec<u8> {
         let schema = &route.operation["requestBody"]["content"]["application/json"]["schema"];
-        match self.dice.within(0..100) {
-            0..2 => vec![b'['; self.dice.within(1..15_000) as usize],
-            2..4 => (0..self.dice.within(0..200)).map(|_| self.dice.throw() as u8).collect(),
-            4..6 => vec![b'1'; self.dice.within(1..40_000) as usize],
+        match self.rng.random_range(0..100) {
+            0..2 => vec![b'['; self.rng.random_range(1..15_000)],
+            2..4 => (0..self.rng.random_range(0..200)).map(|_| self.rng.random::<u8>()).collect(),
+            4..6 => vec![b'1'; self.rng.random_range(1..40_000)],
             6..8 => Vec::new(),
             _ if schema.is_null() => Vec::new(),
             _ => self.value(schema).to_string().into_bytes(),
@@ -252,9 +256,9 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
     let mut heard = BTreeMap::new();
     let mut client = Client::connect(address).await.unwrap();
     let phone = format!("150{lane:08}");
-    let mut maker = Maker { dice: Dice::new(seed), buyer: log_in(&mut client, &phone).await.token, ids };
+    let mut maker = Maker { rng: StdRng::seed_from_u64(seed), buyer: log_in(&mut client, &phone).await.token, ids };
     while todo.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-        let route = &ROUTES[maker.dice.within(0..ROUTES.len() as u64) as usize];
+        let route = &ROUTES[maker.rng.random_range(0..ROUTES.len())];
         let request = maker.request(route);
         let shown = format!("seed {seed}: {request:?}");
         // What is not read of a body ends its connection, and may take the answer with it.

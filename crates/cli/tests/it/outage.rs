@@ -6,9 +6,11 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use stampede_core::SaleId;
 use stampede_testkit::proxy::Fault;
-use stampede_testkit::{Client, Dice, Process, Proxy, count};
+use stampede_testkit::{Client, Process, Proxy, count};
 use tokio::task::JoinHandle;
 
 use crate::history::{Heard, History};
@@ -99,18 +101,18 @@ async fn wire_broken(kind: Kind) {
     command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
     let shop = Shop::run(command);
     let buyers = shop.log_in(0, PEOPLE).await;
-    let mut dice = Dice::new(7);
+    let mut rng = StdRng::seed_from_u64(7);
     for round in 0..count(3, 1) {
-        for fault in [Fault::Cut, Fault::Delay(Duration::from_millis(30)), Fault::Hang, Fault::DropAnswers] {
+        for fault in [Fault::Cut, Fault::Delay(Duration::from_millis(30)), Fault::Hang, Fault::DropResponses] {
             let sale = shop.put_up(STOCK).await;
             let history = Arc::new(History::default());
             let crowd = crowd(&shop, sale, &buyers, &history, Duration::from_millis(400));
-            tokio::time::sleep(Duration::from_millis(dice.within(20..300))).await;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(20..300))).await;
             eprintln!("{kind:?}, round {round}: {fault:?}");
             proxy.set(fault);
-            tokio::time::sleep(Duration::from_millis(dice.within(300..900))).await;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(300..900))).await;
             proxy.set(Fault::None);
-            if fault == Fault::DropAnswers {
+            if fault == Fault::DropResponses {
                 // What was asked in the meantime will never be answered: such connections end.
                 proxy.cut_all();
             }

@@ -192,7 +192,7 @@ fn caught(bug: &str, flags: &[&str], named: &str) {
     // Whether a bug does harm may be a matter of luck; not for long.
     for seed in 0..20 {
         let mut command = small(seed);
-        command.args(flags).env("STAMPEDE_PLANT", bug);
+        command.args(flags).env("STAMPEDE_PLANTED_BUGS", bug);
         let output = command.output().unwrap();
         if !output.status.success() {
             let violations = told(&output)["violations"].to_string();

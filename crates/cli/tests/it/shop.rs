@@ -59,8 +59,8 @@ impl Kind {
     pub fn own_server_by(self, clock: &FakeClock) -> Server {
         match self {
             Self::Sqlite => panic!("SQLite has no server"),
-            Self::MariaDb => mariadb::start_by(clock).unwrap(),
-            Self::Postgres => postgres::start_by(clock).unwrap(),
+            Self::MariaDb => mariadb::start_with_env(clock.environment()).unwrap(),
+            Self::Postgres => postgres::start_with_env(clock.environment()).unwrap(),
         }
     }
 

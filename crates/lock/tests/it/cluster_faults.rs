@@ -30,7 +30,7 @@ async fn release_whose_reply_is_lost_is_not_reported_as_a_lost_lock() {
         let slots = ask(node, &["cluster", "slots"]);
         proxies.iter().all(|proxy| slots.contains(&proxy.address().port().to_string()))
     };
-    until("every node redirects clients to the proxies", || nodes.iter().all(announced)).await;
+    until("every node redirects clients to the proxies", async || nodes.iter().all(announced)).await;
     let urls = proxies.iter().map(|proxy| redis::url(proxy.address().port())).collect();
     let config = Config { response_timeout: Duration::from_secs(3), ..Config::default() };
     let locks = Locks::connect(Servers::Cluster(urls), config).await.unwrap();
@@ -44,9 +44,9 @@ async fn release_whose_reply_is_lost_is_not_reported_as_a_lost_lock() {
             let key = if kind == "read" { format!("lock:{{{name}}}:readers") } else { format!("lock:{{{name}}}") };
             let held = || nodes.iter().any(|node| redis::ask(node.port(), &["exists", &key]).is_ok_and(|is| is == "1"));
             assert!(held());
-            proxies.iter().for_each(|proxy| proxy.set(Fault::DropAnswers));
+            proxies.iter().for_each(|proxy| proxy.set(Fault::DropResponses));
             let releasing = tokio::spawn(guard.release());
-            until("Redis has executed the release", || !held()).await;
+            until("Redis has executed the release", async || !held()).await;
             proxies.iter().for_each(|proxy| {
                 proxy.set(Fault::None);
                 proxy.cut_all();
@@ -85,7 +85,7 @@ async fn locks_survive_the_failover_of_a_node_to_its_replica() {
             held.push((name, guard, waiting));
         }
     }
-    until("the replicas have the locks", || {
+    until("the replicas have the locks", async || {
         let (masters, replicas) = sizes(&nodes);
         masters == replicas && masters >= 30
     })
@@ -94,7 +94,7 @@ async fn locks_survive_the_failover_of_a_node_to_its_replica() {
     assert_ne!(ask(failed, &["dbsize"]), "0");
     failed.kill().unwrap();
     let remaining: Vec<&Server> = nodes.iter().filter(|node| node.port() != failed.port()).collect();
-    until("its replica has taken over", || {
+    until("its replica has taken over", async || {
         let masters = remaining.iter().filter(|node| ask(node, &["role"]).starts_with("master")).count();
         masters == 3 && remaining.iter().all(|node| ask(node, &["cluster", "info"]).contains("cluster_state:ok"))
     })
@@ -145,13 +145,13 @@ async fn locks_work_while_their_slots_migrate() {
             }));
         }
     }
-    until("the tasks make progress", || rounds.load(Ordering::SeqCst) > 20).await;
+    until("the tasks make progress", async || rounds.load(Ordering::SeqCst) > 20).await;
     let before = rounds.load(Ordering::SeqCst);
     let moved = nodes.clone();
     tokio::task::spawn_blocking(move || redis::reshard(&moved[0], &moved[1], slots)).await.unwrap().unwrap();
     assert!(rounds.load(Ordering::SeqCst) > before, "no progress during the migration: the test proves nothing");
     let after = rounds.load(Ordering::SeqCst);
-    until("the tasks make progress after the migration", || rounds.load(Ordering::SeqCst) > after + 20).await;
+    until("the tasks make progress after the migration", async || rounds.load(Ordering::SeqCst) > after + 20).await;
     stop.store(true, Ordering::SeqCst);
     for task in working {
         task.await.unwrap().unwrap();

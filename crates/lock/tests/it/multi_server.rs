@@ -44,7 +44,7 @@ async fn multi_lock_is_all_or_none_and_reentrant() {
     assert!(outer.is_valid() && outer.guards().len() == 3);
     assert!(multi(&other).try_lock().await.is_err());
     outer.release().await.unwrap();
-    until("all locks are free", || nothing_held(&servers)).await;
+    until("all locks are free", async || nothing_held(&servers)).await;
 
     // If one lock is lost, the multi-lock is lost.
     let held = multi(&owner).lock().await.unwrap();
@@ -52,7 +52,7 @@ async fn multi_lock_is_all_or_none_and_reentrant() {
     held.lost().await;
     assert!(!held.is_valid());
     assert!(matches!(held.release().await, Err(Error::Lost)));
-    until("the other locks are free too", || nothing_held(&servers)).await;
+    until("the other locks are free too", async || nothing_held(&servers)).await;
 }
 
 #[tokio::test]
@@ -96,11 +96,11 @@ async fn redlock_is_valid_with_a_majority_of_servers_and_not_with_fewer() {
     let refused = redlock().try_lock().await.unwrap_err();
     assert!(matches!(refused, Error::Unreachable(_) | Error::NotAcquired { .. }), "{refused}");
     assert!(guard.release().await.is_err());
-    until("the partial acquisition is released", || nothing_held(&servers[2..])).await;
+    until("the partial acquisition is released", async || nothing_held(&servers[2..])).await;
     servers[0].restart().unwrap();
     servers[1].restart().unwrap();
     redlock().try_lock_for(Duration::from_secs(5)).await.unwrap().release().await.unwrap();
-    until("all locks are free", || nothing_held(&servers)).await;
+    until("all locks are free", async || nothing_held(&servers)).await;
 }
 
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn redlock_waiter_is_notified_when_the_lock_is_free() {
     let guard = redlock().lock().await.unwrap();
     let waiting = redlock();
     let waiting = tokio::spawn(async move { waiting.lock().await });
-    until("the waiter is subscribed", || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
+    until("the waiter is subscribed", async || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
     guard.release().await.unwrap();
     // The TTL is 30 s.
     let guard = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
@@ -157,7 +157,7 @@ async fn redlock_works_if_one_server_replies_with_errors() {
     let guard = redlock().lock().await.unwrap();
     let waited = redlock();
     let waiting = tokio::spawn(async move { waited.lock().await });
-    until("the waiter is subscribed", || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
+    until("the waiter is subscribed", async || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
     guard.release().await.unwrap();
     let guard = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
     guard.release().await.unwrap();

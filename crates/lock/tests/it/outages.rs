@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use stampede_lock::{Config, Error, Locks, Result};
 use stampede_testkit::proxy::Fault;
-use stampede_testkit::{Dice, Proxy, Server, count, redis};
+use stampede_testkit::{Proxy, Server, count, redis};
 
 use crate::kinds::{AnyGuard, KINDS, acquire, acquire_competing};
 use crate::support::{SHORT, ask, connect, example, until};
@@ -127,14 +129,14 @@ async fn kill_while_waiting(kind: &str) {
     for server in &servers {
         locks.push(connect(server, Config::default()).await);
     }
-    let mut dice = Dice::new(13);
+    let mut rng = StdRng::seed_from_u64(13);
     for round in 0..count(20, 4) {
         let guard = acquire(kind, &locks, Duration::from_secs(30)).await.unwrap();
         let urls: Vec<String> = servers.iter().map(|server| redis::url(server.port())).collect();
         let mut args = vec![kind, kind, "8", "1000"];
         args.extend(urls.iter().map(String::as_str));
         let mut node = example("contend", &args, Some(SHORT));
-        until("it waits for the lock", || {
+        until("it waits for the lock", async || {
             servers.iter().any(|server| ask(server, &["pubsub", "channels"]).contains(kind))
         })
         .await;
@@ -143,14 +145,14 @@ async fn kill_while_waiting(kind: &str) {
             guard.release().await.unwrap();
         } else {
             guard.release().await.unwrap();
-            tokio::time::sleep(Duration::from_micros(dice.within(0..30_000))).await;
+            tokio::time::sleep(Duration::from_micros(rng.random_range(0..30_000))).await;
             node.kill().unwrap();
         }
         let started = Instant::now();
         let next = acquire(kind, &locks, Duration::from_secs(20)).await.unwrap();
         assert!(started.elapsed() < Duration::from_secs(15), "{kind}: {:?}", started.elapsed());
         next.release().await.unwrap();
-        until("all locks are free", || nothing_held(&servers)).await;
+        until("all locks are free", async || nothing_held(&servers)).await;
     }
 }
 
@@ -190,7 +192,7 @@ async fn timeout_of_50_ms_is_kept_while_redis_hangs() {
     servers.iter().for_each(|server| server.signal("CONT").unwrap());
     assert!(slow.is_empty(), "{slow:?}");
     // The requests that arrived while Redis hung leave nothing behind, although the TTL is 30 s.
-    until("all locks are free", || nothing_held(&servers)).await;
+    until("all locks are free", async || nothing_held(&servers)).await;
     for kind in KINDS {
         acquire(kind, &fresh, Duration::from_secs(5)).await.unwrap().release().await.unwrap();
     }

@@ -30,7 +30,7 @@ async fn many_readers_or_one_writer() {
             tokio::spawn(async move { lock.read().lock().await.unwrap() })
         })
         .collect();
-    until("the readers wait", || !ask(&server, &["pubsub", "channels"]).is_empty()).await;
+    until("the readers wait", async || !ask(&server, &["pubsub", "channels"]).is_empty()).await;
     writing.release().await.unwrap();
     let mut reading = Vec::new();
     for reader in readers {

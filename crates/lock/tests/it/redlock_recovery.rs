@@ -56,11 +56,11 @@ async fn rolling_restart_of_empty_servers_keeps_the_lock() {
         }
     }
     assert!(attempts.load(Ordering::SeqCst) > 100);
-    until("the watchdog has acquired all servers again", || guard.held_servers() == 3).await;
+    until("the watchdog has acquired all servers again", async || guard.held_servers() == 3).await;
     guard.release().await.unwrap();
     let next = tokio::time::timeout(Duration::from_secs(10), trying).await.unwrap().unwrap();
     next.release().await.unwrap();
-    until("all locks are free", || !servers.iter().any(is_held_on)).await;
+    until("all locks are free", async || !servers.iter().any(is_held_on)).await;
 }
 
 /// Two servers are a majority: another owner may have held the lock.
@@ -79,7 +79,7 @@ async fn lock_is_lost_for_good_when_two_servers_lose_their_data_at_once() {
     assert!(matches!(guard.release().await, Err(Error::Lost | Error::HeldByOther)));
     let rival = RedLock::new(&theirs, "leader").unwrap().try_lock_for(Duration::from_secs(10)).await.unwrap();
     rival.release().await.unwrap();
-    until("all locks are free", || !servers.iter().any(is_held_on)).await;
+    until("all locks are free", async || !servers.iter().any(is_held_on)).await;
 }
 
 /// One of three servers hangs: with the default settings, calls do not wait for it.
@@ -113,15 +113,15 @@ async fn hanging_server_does_not_slow_down_a_redlock() {
     slowest = slowest.max(started.elapsed());
     let next = redlock();
     let waiting = tokio::spawn(async move { next.lock().await });
-    until("the waiter is subscribed", || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
+    until("the waiter is subscribed", async || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
     guard.release().await.unwrap();
     let guard = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
     guard.release().await.unwrap();
     servers[1].signal("CONT").unwrap();
     assert!(slowest < Duration::from_millis(500), "{slowest:?}");
     // The requests that arrived while the server hung leave nothing behind, and it is used again.
-    until("all locks are free", || !servers.iter().any(is_held_on)).await;
+    until("all locks are free", async || !servers.iter().any(is_held_on)).await;
     let guard = redlock().lock().await.unwrap();
-    until("it is held on all three servers", || guard.held_servers() == 3).await;
+    until("it is held on all three servers", async || guard.held_servers() == 3).await;
     guard.release().await.unwrap();
 }

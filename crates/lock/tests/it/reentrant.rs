@@ -65,9 +65,9 @@ async fn release_sent_twice_counts_once() {
     let lock = locks.reentrant("work", &Owner::new()).unwrap();
     lock.lock().await.unwrap().release().await.unwrap();
     let (outer, inner) = (lock.lock().await.unwrap(), lock.lock().await.unwrap());
-    proxy.set(Fault::DropAnswers);
+    proxy.set(Fault::DropResponses);
     let releasing = tokio::spawn(inner.release());
-    until("Redis has executed it", || lease_count(&server) == 1).await;
+    until("Redis has executed it", async || lease_count(&server) == 1).await;
     proxy.set(Fault::None);
     proxy.cut_all();
     releasing.await.unwrap().unwrap();
@@ -86,10 +86,10 @@ async fn acquire_sent_twice_counts_once() {
     for lock in kinds(&locks) {
         // Loads the scripts; otherwise the lost reply would be NOSCRIPT.
         lock.lock().await.unwrap().release().await.unwrap();
-        proxy.set(Fault::DropAnswers);
+        proxy.set(Fault::DropResponses);
         let waiting = lock.clone();
         let waiting = tokio::spawn(async move { waiting.try_lock_for(Duration::from_secs(10)).await });
-        until("Redis has executed it", || ask(&server, &["exists", KEY]) == "1").await;
+        until("Redis has executed it", async || ask(&server, &["exists", KEY]) == "1").await;
         proxy.set(Fault::None);
         proxy.cut_all();
         let guard = waiting.await.unwrap().expect("the repeated request finds that the lock is held");
@@ -110,18 +110,18 @@ async fn acquire_without_a_reply_is_released_in_the_background() {
     let locks = through(&proxy, config).await;
     for lock in kinds(&locks) {
         lock.lock().await.unwrap().release().await.unwrap();
-        for fault in [Fault::DropAnswers, Fault::Hang] {
+        for fault in [Fault::DropResponses, Fault::Hang] {
             proxy.set(fault);
             let started = Instant::now();
             let unknown = lock.try_lock().await.unwrap_err();
             assert!(matches!(unknown, Error::Unreachable(_)), "{unknown}");
             proxy.set(Fault::None);
             // The delayed request arrives now.
-            if fault == Fault::DropAnswers {
+            if fault == Fault::DropResponses {
                 assert_eq!(ask(&server, &["exists", KEY]), "1", "it was acquired, but the reply was lost");
                 proxy.cut_all();
             }
-            until("the lock is free", || ask(&server, &["exists", KEY]) == "0").await;
+            until("the lock is free", async || ask(&server, &["exists", KEY]) == "0").await;
             // It stays free.
             tokio::time::sleep(Duration::from_millis(1200)).await;
             assert_eq!(ask(&server, &["exists", KEY]), "0");
@@ -169,7 +169,7 @@ async fn cancelled_callers_leave_nothing_locked() {
     let counts = (got.load(Ordering::SeqCst), cancelled.load(Ordering::SeqCst));
     assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}: the test proves nothing");
     let mut left = String::new();
-    until("all locks are free", || {
+    until("all locks are free", async || {
         left = ask(&server, &["--raw", "keys", "*"]);
         left.lines().all(|key| key.is_empty() || key.ends_with(":fence"))
     })

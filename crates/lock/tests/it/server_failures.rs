@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stampede_lock::{Config, Error, Locks, MultiLock, Owner, RedLock, Servers};
-use stampede_testkit::redis::{MASTER, Watched};
+use stampede_testkit::redis::{MASTER, Replicated};
 use stampede_testkit::{count, redis};
 
 use crate::support::{ask, connect, long, short, until};
@@ -56,7 +56,7 @@ async fn waiters_acquire_the_lock_after_redis_restarts() {
         for (held, waited) in kinds(&locks).into_iter().zip(kinds(&locks)) {
             let guard = held.with_ttl(Duration::from_secs(2)).unwrap().lock().await.unwrap();
             let waiting = tokio::spawn(async move { waited.lock().await });
-            until("the waiter is subscribed", || !ask(&server, &["pubsub", "channels"]).is_empty()).await;
+            until("the waiter is subscribed", async || !ask(&server, &["pubsub", "channels"]).is_empty()).await;
             server.kill().unwrap();
             // Redis is down for a while.
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -83,7 +83,7 @@ async fn lock_is_lost_when_redis_hangs_for_longer_than_the_ttl() {
     next.release().await.unwrap();
     assert!(guard.release().await.is_err());
     // The requests that arrived while it hung leave nothing behind.
-    until("all locks are free", || ask(&server, &["dbsize"]) == "0").await;
+    until("all locks are free", async || ask(&server, &["dbsize"]) == "0").await;
 }
 
 #[tokio::test]
@@ -101,36 +101,37 @@ async fn calls_fail_in_time_without_redis() {
 }
 
 /// Stops replication from the master to the replica.
-fn cut_replication(watched: &Watched) {
-    ask(&watched.master, &["acl", "setuser", "default", "-sync", "-psync"]);
-    ask(&watched.master, &["client", "kill", "type", "replica"]);
+fn cut_replication(servers: &Replicated) {
+    ask(&servers.master, &["acl", "setuser", "default", "-sync", "-psync"]);
+    ask(&servers.master, &["client", "kill", "type", "replica"]);
 }
 
 /// Kills the master and waits until the replica has taken over.
-async fn fail_over(watched: &Watched) {
-    watched.master.kill().unwrap();
+async fn fail_over(servers: &Replicated) {
+    servers.master.kill().unwrap();
     // The sentinel closes all connections of the replica when it becomes the master, possibly including this one.
-    let role = || redis::ask(watched.replica.port(), &["role"]);
-    until("the replica is the master", || role().is_ok_and(|role| role.starts_with("master"))).await;
-    let port = watched.replica.port().to_string();
-    until("the sentinel announces it", || {
-        ask(&watched.sentinel, &["sentinel", "get-master-addr-by-name", MASTER]).contains(&port)
+    let role = || redis::ask(servers.replica.port(), &["role"]);
+    until("the replica is the master", async || role().is_ok_and(|role| role.starts_with("master"))).await;
+    let port = servers.replica.port().to_string();
+    until("the sentinel announces it", async || {
+        ask(&servers.sentinel, &["sentinel", "get-master-addr-by-name", MASTER]).contains(&port)
     })
     .await;
 }
 
-async fn by_sentinel(watched: &Watched, config: Config) -> Locks {
-    let sentinels = vec![redis::url(watched.sentinel.port())];
+async fn by_sentinel(servers: &Replicated, config: Config) -> Locks {
+    let sentinels = vec![redis::url(servers.sentinel.port())];
     let servers = Servers::Sentinel { sentinels, master: MASTER.to_owned(), node: None };
     Locks::connect(servers, config).await.unwrap()
 }
 
 #[tokio::test]
 async fn failover_may_lose_a_simple_lock_but_not_a_multi_lock_or_a_redlock() {
-    let (watched, second, third) = (redis::start_watched().unwrap(), redis::start().unwrap(), redis::start().unwrap());
+    let (servers, second, third) =
+        (redis::start_replicated().unwrap(), redis::start().unwrap(), redis::start().unwrap());
     // The TTL outlasts the failover, so that exclusion does not depend on the expiry of leases.
     let config = Config { watchdog_ttl: Duration::from_secs(60), ..short() };
-    let failing_over = by_sentinel(&watched, config.clone()).await;
+    let failing_over = by_sentinel(&servers, config.clone()).await;
     let second = connect(&second, config.clone()).await;
     let third = connect(&third, config).await;
     let multi = |owner: &Owner| {
@@ -138,11 +139,11 @@ async fn failover_may_lose_a_simple_lock_but_not_a_multi_lock_or_a_redlock() {
         MultiLock::new(both.to_vec()).unwrap()
     };
     let redlock = || RedLock::new(&[failing_over.clone(), second.clone(), third.clone()], "redlock").unwrap();
-    cut_replication(&watched);
+    cut_replication(&servers);
     let simple_held = failing_over.simple("simple").unwrap().lock().await.unwrap();
     let multi_held = multi(&Owner::new()).lock().await.unwrap();
     let redlock_held = redlock().lock().await.unwrap();
-    fail_over(&watched).await;
+    fail_over(&servers).await;
 
     let again = failing_over.simple("simple").unwrap().try_lock_for(Duration::from_secs(10)).await;
     assert!(again.is_ok() && simple_held.is_valid(), "as documented: two owners hold the simple lock");
@@ -159,21 +160,22 @@ async fn failover_may_lose_a_simple_lock_but_not_a_multi_lock_or_a_redlock() {
 /// A lock that was replicated is renewed and released on the new master; one that was not is reported as lost.
 #[tokio::test]
 async fn replicated_lock_survives_a_failover_and_unreplicated_lock_is_lost() {
-    let watched = redis::start_watched().unwrap();
+    let servers = redis::start_replicated().unwrap();
     let config = Config { watchdog_ttl: Duration::from_secs(6), ..short() };
-    let locks = by_sentinel(&watched, config).await;
+    let locks = by_sentinel(&servers, config).await;
     let replicated = locks.reentrant("replicated", &Owner::new()).unwrap().lock().await.unwrap();
-    until("the replica has it", || ask(&watched.replica, &["exists", "lock:{replicated}"]) == "1").await;
+    until("the replica has it", async || ask(&servers.replica, &["exists", "lock:{replicated}"]) == "1").await;
     let waited = locks.reentrant("replicated", &Owner::new()).unwrap();
     let waiting = tokio::spawn(async move { waited.lock().await });
-    until("the waiter is subscribed", || ask(&watched.master, &["pubsub", "channels"]).contains("replicated")).await;
-    cut_replication(&watched);
+    until("the waiter is subscribed", async || ask(&servers.master, &["pubsub", "channels"]).contains("replicated"))
+        .await;
+    cut_replication(&servers);
     let unreplicated = locks.reentrant("unreplicated", &Owner::new()).unwrap().lock().await.unwrap();
-    fail_over(&watched).await;
+    fail_over(&servers).await;
     unreplicated.lost().await;
     assert!(replicated.is_valid(), "it was renewed on the new master");
     replicated.release().await.unwrap();
     let next = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
     next.release().await.unwrap();
-    assert_eq!(ask(&watched.replica, &["exists", "lock:{replicated}"]), "0");
+    assert_eq!(ask(&servers.replica, &["exists", "lock:{replicated}"]), "0");
 }

@@ -44,7 +44,7 @@ async fn closed_client_refuses_new_locks_and_wakes_waiters_but_keeps_held_locks(
     let guard = locks.simple("mine").unwrap().lock().await.unwrap();
     let waited = locks.simple("work").unwrap();
     let waiting = tokio::spawn(async move { waited.lock().await });
-    until("the waiter is subscribed", || ask(&server, &["pubsub", "channels"]).contains("work")).await;
+    until("the waiter is subscribed", async || ask(&server, &["pubsub", "channels"]).contains("work")).await;
     locks.close().await.unwrap();
     assert!(matches!(waiting.await.unwrap(), Err(Error::Closed)));
     assert!(matches!(locks.simple("new").unwrap().try_lock().await, Err(Error::Closed)));

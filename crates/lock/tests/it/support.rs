@@ -1,7 +1,8 @@
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use stampede_lock::{Config, Locks};
+pub use stampede_testkit::until;
 use stampede_testkit::{Process, Proxy, Server, redis};
 
 pub const SHORT: Duration = Duration::from_millis(800);
@@ -29,15 +30,6 @@ pub fn ask(server: &Server, command: &[&str]) -> String {
     redis::ask(server.port(), command).unwrap()
 }
 
-/// Waits for a condition.
-pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < Duration::from_secs(20), "timed out: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// How many commands of this name Redis has executed, including those called by scripts.
 pub fn calls(server: &Server, command: &str) -> u64 {
     let stats = ask(server, &["info", "commandstats"]);
@@ -61,7 +53,7 @@ pub fn example(name: &str, args: &[&str], ttl: Option<Duration>) -> Process {
 /// Waits until no new scripts arrive at Redis.
 pub async fn quiet(server: &Server) {
     let (mut before, mut same) = (0, 0);
-    until("no new scripts arrive", || {
+    until("no new scripts arrive", async || {
         let now = calls(server, "evalsha");
         same = if now == before { same + 1 } else { 0 };
         before = now;

@@ -39,7 +39,7 @@ async fn waiters_do_not_poll_and_all_acquire_the_lock() {
             waiting.push(tokio::spawn(async move { lock.lock().await?.release().await }));
         }
     }
-    until("all four channels are subscribed", || subscribers(&server) == 4).await;
+    until("all four channels are subscribed", async || subscribers(&server) == 4).await;
     // Every waiter has checked again after that.
     quiet(&server).await;
     let commands = || ask(&server, &["info", "stats"]).lines().find_stat("total_commands_processed:");
@@ -80,7 +80,7 @@ async fn hand_over_takes_two_scripts() {
         let guard = lock(&holder, kind).lock().await.unwrap();
         let waited = lock(&waiter, kind);
         let waiting = tokio::spawn(async move { waited.lock().await });
-        until("the waiter is subscribed", || subscribers(&server) == 1).await;
+        until("the waiter is subscribed", async || subscribers(&server) == 1).await;
         quiet(&server).await;
         let sent = || ["evalsha", "eval", "set", "subscribe"].map(|name| calls(&server, name));
         let before = sent();
@@ -91,7 +91,7 @@ async fn hand_over_takes_two_scripts() {
         assert_eq!(after[0] - before[0], 2, "{kind}");
         assert_eq!((after[1], after[3]), (before[1], before[3]), "{kind}");
         guard.release().await.unwrap();
-        until("the channel is unsubscribed", || subscribers(&server) == 0).await;
+        until("the channel is unsubscribed", async || subscribers(&server) == 0).await;
     }
 }
 
@@ -129,13 +129,13 @@ async fn lost_message_delays_a_waiter_by_at_most_the_remaining_ttl() {
         let started = Instant::now();
         let waiting = lock();
         let waiting = tokio::spawn(async move { waiting.lock().await });
-        until("the waiter is subscribed", || subscribers(&server) == 1).await;
+        until("the waiter is subscribed", async || subscribers(&server) == 1).await;
         ask(&server, &["del", &format!("lock:{{{kind}}}")]);
         let guard = waiting.await.unwrap().unwrap();
         assert!(started.elapsed() < Duration::from_millis(1500), "{kind}: {:?}", started.elapsed());
         guard.release().await.unwrap();
         assert!(held.release().await.is_err(), "{kind}: it was no longer held");
-        until("the channel is unsubscribed", || subscribers(&server) == 0).await;
+        until("the channel is unsubscribed", async || subscribers(&server) == 0).await;
     }
 }
 
@@ -149,7 +149,7 @@ async fn waiters_check_after_a_broken_subscription() {
         let guard = holder.simple(&name).unwrap().lock().await.unwrap();
         let lock = waiter.simple(&name).unwrap();
         let waiting = tokio::spawn(async move { lock.try_lock_for(Duration::from_secs(10)).await });
-        until("the waiter is subscribed", || ask(&server, &["pubsub", "channels"]).contains(&name)).await;
+        until("the waiter is subscribed", async || ask(&server, &["pubsub", "channels"]).contains(&name)).await;
         ask(&server, &["client", "kill", "type", "pubsub"]);
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -183,9 +183,9 @@ async fn hanging_subscription_is_replaced() {
     let config = Config { watchdog_ttl: Duration::from_secs(2), ..long() };
     let waited = through(&proxy, config).await.simple("work").unwrap();
     let waiting = tokio::spawn(async move { waited.lock().await });
-    until("the waiter is subscribed", || subscribers(&server) == 1).await;
+    until("the waiter is subscribed", async || subscribers(&server) == 1).await;
     quiet(&server).await;
-    proxy.set(Fault::DropAnswers);
+    proxy.set(Fault::DropResponses);
     guard.release().await.unwrap();
     // Two pings are missed.
     tokio::time::sleep(Duration::from_millis(1600)).await;

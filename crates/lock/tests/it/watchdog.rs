@@ -48,7 +48,7 @@ async fn lost_completes_when_a_lease_expires() {
     guard.lost().await;
     assert!(started.elapsed() <= ttl + Duration::from_secs(1), "{:?}", started.elapsed());
     assert!(!guard.is_valid() && guard.valid_for().is_zero());
-    until("the key has expired", || ask(&server, &["exists", KEY]) == "0").await;
+    until("the key has expired", async || ask(&server, &["exists", KEY]) == "0").await;
     assert!(matches!(guard.release().await, Err(Error::Lost)));
 
     let guard = lock().lock().await.unwrap();
@@ -87,7 +87,7 @@ async fn dropped_guard_is_released_in_the_background() {
     // The TTL is 30 s, so a waiter that acquires the lock before was notified.
     let guard = lock.try_lock_for(Duration::from_secs(5)).await.unwrap();
     drop((guard, lock, locks));
-    until("released, although the client is dropped", || ask(&server, &["exists", KEY]) == "0").await;
+    until("released, although the client is dropped", async || ask(&server, &["exists", KEY]) == "0").await;
 }
 
 /// Without a runtime there is no background release.
@@ -105,7 +105,7 @@ fn guard_that_outlives_its_runtime_expires() {
     drop(guard);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     // The lease expires.
-    runtime.block_on(until("the lock is free", || ask(&server, &["exists", KEY]) == "0"));
+    runtime.block_on(until("the lock is free", async || ask(&server, &["exists", KEY]) == "0"));
 }
 
 /// A known bug of other implementations: renewal stops after a reconnect.
@@ -132,12 +132,12 @@ async fn holder_that_is_cut_off_knows_before_another_owner_acquires_the_lock() {
     let server = redis::start().unwrap();
     let proxy = Proxy::start(server.address()).await.unwrap();
     let (locks, competing) = (through(&proxy, short()).await, connect(&server, short()).await);
-    for fault in [Fault::Cut, Fault::Hang, Fault::DropAnswers] {
+    for fault in [Fault::Cut, Fault::Hang, Fault::DropResponses] {
         let guard = locks.simple("work").unwrap().lock().await.unwrap();
         let lost = tokio::spawn(guard.lost());
         tokio::time::sleep(SHORT / 2).await;
         proxy.set(fault);
-        if fault == Fault::DropAnswers {
+        if fault == Fault::DropResponses {
             // The renewals arrive, so the lock stays, but the holder cannot know that.
             lost.await.unwrap();
             assert!(!guard.is_valid());
@@ -151,7 +151,7 @@ async fn holder_that_is_cut_off_knows_before_another_owner_acquires_the_lock() {
         proxy.cut_all();
         // The release may fail, but the lock becomes free.
         let _ = guard.release().await;
-        until("the lock is free", || ask(&server, &["exists", KEY]) == "0").await;
+        until("the lock is free", async || ask(&server, &["exists", KEY]) == "0").await;
     }
 }
 
@@ -191,5 +191,5 @@ async fn thousand_locks_are_renewed_together() {
     tokio::time::sleep(Duration::from_secs(count(10, 2))).await;
     assert!(held.iter().all(|guard| guard.is_valid()));
     drop(held);
-    until("all locks are free", || ask(&server, &["dbsize"]) == "0").await;
+    until("all locks are free", async || ask(&server, &["dbsize"]) == "0").await;
 }

@@ -5,8 +5,7 @@ use std::io::Result;
 use std::path::Path;
 use std::process::Command;
 
-use crate::fake_clock::FakeClock;
-use crate::server::{Server, give_to, run};
+use super::{Server, change_owner, run};
 
 const USER: &str = "mysql";
 const DURABLE: &[&str] = &["--skip-log-bin"];
@@ -15,39 +14,39 @@ pub fn start() -> Result<Server> {
     start_with(DURABLE)
 }
 
-/// With more options of `mariadbd`; those of [`start`] are durable and without a binary log.
+/// Like [`start`], with other options of `mariadbd`. Those of [`start`] switch the binary log off.
 pub fn start_with(options: &'static [&'static str]) -> Result<Server> {
     launch(options, Vec::new())
 }
 
-/// One that lives by this clock.
-pub fn start_by(clock: &FakeClock) -> Result<Server> {
-    launch(DURABLE, clock.environment())
+/// Like [`start`], with more environment variables.
+pub fn start_with_env(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
+    launch(DURABLE, environment)
 }
 
 fn launch(options: &'static [&'static str], environment: Vec<(&'static str, OsString)>) -> Result<Server> {
-    let prepare = |folder: &Path| {
-        give_to(USER, folder)?;
+    let prepare = |directory: &Path| {
+        change_owner(USER, directory)?;
         let mut install = Command::new("mariadb-install-db");
-        // At start a server deletes the temporary tables that it finds in this folder: those of other servers must not be there.
-        install.env("TMPDIR", folder);
+        // A starting server deletes the temporary tables that it finds in this directory, so servers must not share it.
+        install.env("TMPDIR", directory);
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
-        install.arg(format!("--user={USER}")).arg(format!("--datadir={}", folder.join("data").display()));
+        install.arg(format!("--user={USER}")).arg(format!("--datadir={}", directory.join("data").display()));
         run(&mut install).map(drop)
     };
-    let start = move |folder: &Path, port: u16| {
+    let start = move |directory: &Path, port: u16| {
         let mut command = Command::new("mariadbd");
         command
             .envs(environment.iter().cloned())
-            .env("TMPDIR", folder)
+            .env("TMPDIR", directory)
             .args(["--no-defaults", "--bind-address=127.0.0.1", "--max-connections=500"])
             .args(["--innodb-flush-log-at-trx-commit=1"])
             .args(options)
             .arg(format!("--user={USER}"))
             .arg(format!("--port={port}"))
-            .arg(format!("--datadir={}", folder.join("data").display()))
-            .arg(format!("--socket={}", folder.join("socket").display()))
-            .arg(format!("--pid-file={}", folder.join("pid").display()));
+            .arg(format!("--datadir={}", directory.join("data").display()))
+            .arg(format!("--socket={}", directory.join("socket").display()))
+            .arg(format!("--pid-file={}", directory.join("pid").display()));
         command
     };
     let ready = |port: u16| {
@@ -62,7 +61,7 @@ fn client(port: u16) -> [String; 4] {
     ["--no-defaults".into(), "--host=127.0.0.1".into(), format!("--port={port}"), "--user=root".into()]
 }
 
-/// A new, empty database of this name; its URL for the server behind `port`.
+/// Creates an empty database and returns its URL.
 pub fn create_database(server: &Server, name: &str) -> Result<String> {
     let create = format!("CREATE DATABASE {name} CHARACTER SET utf8mb4");
     run(Command::new("mariadb").args(client(server.port())).args(["-e", &create]))?;

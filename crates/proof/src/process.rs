@@ -1,7 +1,7 @@
-//! A child process that is killed by its pid, also when the test process dies.
+//! A child process that is killed when its [`Process`] is dropped, and also when the parent process dies.
 //!
-//! Beside the child runs a small guard: a shell that holds the end of a pipe. When our end closes, however we end, the guard
-//! kills the child.
+//! A second child, the watchdog, is a shell that reads from a pipe. The pipe closes when the parent ends, for whatever reason, and the
+//! watchdog then kills the child.
 
 use std::io::{BufRead as _, BufReader, Error, Result};
 use std::os::unix::process::ExitStatusExt as _;
@@ -11,8 +11,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// `$0` is the child's pid, `$1` a folder to remove or nothing. The child's own children may need a moment to notice.
-const GUARD: &str = r#"
+/// `$0` is the child's pid, `$1` a directory to remove, or empty. The removal is repeated because the child's own children may still write
+/// to the directory for a moment.
+const WATCHDOG: &str = r#"
     read -r _
     kill -9 "$0" 2>/dev/null
     [ -n "$1" ] || exit 0
@@ -25,54 +26,54 @@ const GUARD: &str = r#"
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    guard: Child,
+    watchdog: Child,
     lines: Receiver<String>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl Process {
-    /// Starts the command. Its standard output is read line by line; its standard error goes where the test's goes.
+    /// Starts the command. Its standard output is read line by line; its standard error is inherited.
     pub fn start(command: Command) -> Result<Self> {
         Self::start_in(command, None)
     }
 
-    /// The same; and if the test process dies, this folder goes too.
-    pub fn start_in(mut command: Command, folder: Option<&Path>) -> Result<Self> {
+    /// Like [`start`](Self::start). If the parent process dies, `directory` is removed as well.
+    pub fn start_in(mut command: Command, directory: Option<&Path>) -> Result<Self> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-        let guard = Command::new("sh")
-            .args(["-c", GUARD])
+        let watchdog = Command::new("sh")
+            .args(["-c", WATCHDOG])
             .arg(child.id().to_string())
-            .arg(folder.unwrap_or(Path::new("")))
+            .arg(directory.unwrap_or(Path::new("")))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        let guard = match guard {
-            Ok(guard) => guard,
+        let watchdog = match watchdog {
+            Ok(watchdog) => watchdog,
             Err(error) => {
                 child.kill()?;
                 child.wait()?;
                 return Err(error);
             }
         };
-        let (tell, lines) = sync_channel(1000);
+        let (sender, lines) = sync_channel(1000);
         let out = child.stdout.take().ok_or_else(|| Error::other("no standard output"))?;
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(std::result::Result::ok) {
-                // Read to the end even if nobody listens: a full pipe would stop the child. Lines beyond the bound are lost.
-                let _ = tell.try_send(line);
+                // Lines beyond the bound are dropped: a full pipe would block the child.
+                let _ = sender.try_send(line);
             }
         });
-        Ok(Self { child, guard, lines, reader: Some(reader) })
+        Ok(Self { child, watchdog, lines, reader: Some(reader) })
     }
 
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The first line of output for which `find` has something to say.
-    pub fn wait_for<T>(&mut self, within: Duration, find: impl Fn(&str) -> Option<T>) -> Result<T> {
-        let deadline = Instant::now() + within;
+    /// Returns the first result of `find` that is `Some`, over the lines of output from now on.
+    pub fn wait_for<T>(&mut self, timeout: Duration, find: impl Fn(&str) -> Option<T>) -> Result<T> {
+        let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
@@ -83,13 +84,15 @@ impl Process {
                 }
                 Err(_) => {
                     let status = self.child.try_wait()?;
-                    return Err(Error::other(format!("the awaited line never came; exit status: {status:?}")));
+                    return Err(Error::other(format!(
+                        "the expected line of output did not arrive; exit status: {status:?}"
+                    )));
                 }
             }
         }
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// Sends SIGKILL and waits for the end of the process.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.child.kill()?;
         self.child.wait()
@@ -101,44 +104,44 @@ impl Process {
         if sent.success() { Ok(()) } else { Err(Error::other(format!("kill -{name} failed"))) }
     }
 
-    /// Has it ended?
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    /// Returns the exit status if the process has ended.
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Waits until it ends by itself.
-    pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + within;
+    /// Waits until the process ends by itself.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                return Err(Error::other(format!("process {} did not end within {within:?}", self.pid())));
+                return Err(Error::other(format!("process {} did not end within {timeout:?}", self.pid())));
             }
             pause();
         }
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a process cannot be waited for with a deadline but by looking again")]
-pub(crate) fn pause() {
+#[expect(clippy::disallowed_methods, reason = "std has no wait with a timeout, so the state is polled")]
+pub fn pause() {
     std::thread::sleep(Duration::from_millis(2));
 }
 
-/// Did it end by this signal?
-pub fn died_of(status: ExitStatus, signal: i32) -> bool {
+/// Returns whether this signal ended the process.
+pub fn was_killed_by(status: ExitStatus, signal: i32) -> bool {
     status.signal() == Some(signal)
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Ending twice is no error here, and there is nobody to tell.
+        // The process may have ended already. An error cannot be returned from here.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // The guard before its pipe closes, so that it never kills a later process of the same number.
-        let _ = self.guard.kill();
-        let _ = self.guard.wait();
+        // The watchdog ends before its pipe closes, so that it cannot kill a later process that got the same pid.
+        let _ = self.watchdog.kill();
+        let _ = self.watchdog.wait();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }

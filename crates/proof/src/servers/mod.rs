@@ -1,46 +1,51 @@
-//! What private servers have in common: a free port, a folder of their own, a start that waits until they answer, and an end
-//! by their pid.
+//! Private temporary database servers, each on a free port and with its own data directory.
+//!
+//! - [`mariadb`], [`postgres`]: the servers that `stampede bench --private-servers` can start
+//! - [`Server`]: what they share: starting until the server is ready, killing, restarting on the same data
+
+pub mod mariadb;
+pub mod postgres;
 
 use std::io::{Error, Result};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use crate::process::{Process, pause};
 
-/// How long a server may take to answer.
+/// How long a server may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The command that starts a server with this folder on this port.
+/// Builds the command that starts a server with this data directory on this port.
 type Start = dyn Fn(&Path, u16) -> Command + Send + Sync;
 
-/// A server of ours. It ends when it is dropped, and also when the test process dies.
+/// A running server. It is killed when it is dropped, and also when this process dies.
 pub struct Server {
     kind: &'static str,
     port: u16,
     start: Box<Start>,
     ready: fn(u16) -> Command,
     process: Mutex<Option<Process>>,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Server {
-    /// Starts it with the folder that `prepare` has filled.
-    pub(crate) fn launch(
+    /// Starts a server in a new directory that `prepare` has filled. The command that `ready` builds succeeds once the server is ready.
+    pub fn launch(
         kind: &'static str,
         prepare: impl FnOnce(&Path) -> Result<()>,
         start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
         ready: fn(u16) -> Command,
     ) -> Result<Self> {
-        // On a disk, and where another user may pass through.
-        let folder = tempfile::Builder::new().prefix("testkit-").tempdir_in("/var/tmp")?;
-        prepare(folder.path())?;
+        // Not on tmpfs, so that fsync costs what it does in production, and where the server's user has access.
+        let directory = tempfile::Builder::new().prefix("stampede-server-").tempdir_in("/var/tmp")?;
+        prepare(directory.path())?;
         let server =
-            Self { kind, port: free_port()?, start: Box::new(start), ready, process: Mutex::new(None), folder };
+            Self { kind, port: free_port()?, start: Box::new(start), ready, process: Mutex::new(None), directory };
         server.restart()?;
         Ok(server)
     }
@@ -53,19 +58,19 @@ impl Server {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
-    /// Starts it again on the same data, and waits until it answers.
+    /// Starts the server again on the same data and port, and waits until it is ready.
     pub fn restart(&self) -> Result<()> {
         let log = std::fs::File::options().create(true).append(true).open(self.log())?;
-        let mut command = (self.start)(self.folder.path(), self.port);
+        let mut command = (self.start)(self.directory.path(), self.port);
         command.stderr(log);
-        let mut process = Process::start_in(command, Some(self.folder.path()))?;
+        let mut process = Process::start_in(command, Some(self.directory.path()))?;
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
-            let ended = process.ended()?;
+            let ended = process.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
                 let log = std::fs::read_to_string(self.log()).unwrap_or_default();
                 return Err(Error::other(format!("{} did not start ({ended:?}):\n{log}", self.kind)));
@@ -75,19 +80,19 @@ impl Server {
             }
             pause();
         }
-        *self.process() = Some(process);
+        *self.process.lock() = Some(process);
         Ok(())
     }
 
-    /// `kill -9`, and waits until the port has stopped answering.
+    /// Sends SIGKILL and waits until the port refuses connections.
     pub fn kill(&self) -> Result<()> {
-        if let Some(mut process) = self.process().take() {
+        if let Some(mut process) = self.process.lock().take() {
             process.kill()?;
         }
         let deadline = Instant::now() + READY_TIMEOUT;
-        while std::net::TcpStream::connect(self.address()).is_ok() {
+        while TcpStream::connect(self.address()).is_ok() {
             if Instant::now() > deadline {
-                return Err(Error::other(format!("{} answers though it was killed", self.kind)));
+                return Err(Error::other(format!("{} still accepts connections after SIGKILL", self.kind)));
             }
             pause();
         }
@@ -96,18 +101,14 @@ impl Server {
 
     /// Sends a signal by its name, such as `STOP` or `CONT`.
     pub fn signal(&self, name: &str) -> Result<()> {
-        match &*self.process() {
+        match &*self.process.lock() {
             Some(process) => process.signal(name),
             None => Err(Error::other(format!("{} is not running", self.kind))),
         }
     }
 
-    fn process(&self) -> std::sync::MutexGuard<'_, Option<Process>> {
-        self.process.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
     fn log(&self) -> PathBuf {
-        self.folder.path().join("log")
+        self.directory.path().join("log")
     }
 }
 
@@ -117,7 +118,7 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// A free port. Some servers (a node of a Redis cluster) also use the one 10,000 above: that is free, too.
+/// Returns a free port. The port 10,000 above it is free as well, because a node of a Redis cluster uses both.
 fn free_port() -> Result<u16> {
     loop {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -133,18 +134,18 @@ fn silent(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
-/// Runs a command to its end; what it said.
-pub(crate) fn run(command: &mut Command) -> Result<String> {
+/// Runs a command to its end and returns its standard output.
+pub fn run(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output()?;
-    let told = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
     if output.status.success() {
-        return Ok(told);
+        return Ok(stdout);
     }
-    let error = String::from_utf8_lossy(&output.stderr);
-    Err(Error::other(format!("{:?} failed: {told}{error}", command.get_program())))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(Error::other(format!("{:?} failed: {stdout}{stderr}", command.get_program())))
 }
 
-/// A command as another user, if we are root: servers refuse to run as root.
+/// A command that runs as another user if this process is root: the servers refuse to run as root.
 pub(crate) fn as_user(user: &str, program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
@@ -154,10 +155,10 @@ pub(crate) fn as_user(user: &str, program: &Path) -> Command {
     command
 }
 
-/// Gives a folder to the user that the server runs as.
-pub(crate) fn give_to(user: &str, folder: &Path) -> Result<()> {
+/// Makes the user that the server runs as the owner of a directory.
+pub(crate) fn change_owner(user: &str, directory: &Path) -> Result<()> {
     if is_root() {
-        run(Command::new("chown").arg(format!("{user}:")).arg(folder))?;
+        run(Command::new("chown").arg(format!("{user}:")).arg(directory))?;
     }
     Ok(())
 }

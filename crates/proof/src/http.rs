@@ -1,4 +1,4 @@
-//! One keep-alive HTTP/1.1 connection.
+//! A client over one keep-alive HTTP/1.1 connection, with JSON bodies and bearer tokens.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -16,10 +16,10 @@ use tokio::net::TcpStream;
 
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// No answer takes longer than this; a hang is an error.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A response that takes longer is an error.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One request and what came back.
+/// A request and its response.
 #[derive(Debug)]
 pub struct Exchange<'a> {
     pub method: &'a Method,
@@ -29,7 +29,8 @@ pub struct Exchange<'a> {
 
 static OBSERVER: OnceLock<fn(&Exchange<'_>)> = OnceLock::new();
 
-/// From now on every reply that any client of this process gets is shown to `observer`. The first one stays.
+/// Sets a function that is called with every exchange of every client of this process. Only the first call has an effect. The
+/// end-to-end tests compare every response with the OpenAPI document this way.
 pub fn observe(observer: fn(&Exchange<'_>)) {
     OBSERVER.get_or_init(|| observer);
 }
@@ -47,12 +48,12 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// The body as JSON; null if it is none.
+    /// The body as JSON, or null if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    /// A member of the body that is a string; empty if there is none.
+    /// A member of the JSON body that is a string, or an empty string if there is none.
     pub fn text(&self, member: &str) -> String {
         self.json()[member].as_str().unwrap_or_default().to_owned()
     }
@@ -69,10 +70,10 @@ impl Client {
         Self::over(stream).await
     }
 
-    /// Over a connection that somebody else has made, such as one with TLS.
+    /// Uses a connection that is already open, such as one with TLS.
     pub async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Self, Error> {
         let (requests, connection) = handshake(TokioIo::new(stream)).await?;
-        // An error on the connection reaches the request that it hits.
+        // An error of the connection is reported by the request that it fails.
         tokio::spawn(connection);
         Ok(Self { requests })
     }
@@ -85,14 +86,14 @@ impl Client {
             let body = body.collect().await?.to_bytes();
             Ok::<_, Error>(Reply { status: head.status, headers: head.headers, body })
         };
-        let reply = tokio::time::timeout(PATIENCE, exchange).await??;
+        let reply = tokio::time::timeout(TIMEOUT, exchange).await??;
         if let Some(observer) = OBSERVER.get() {
             observer(&Exchange { method: &method, path: uri.path(), reply: &reply });
         }
         Ok(reply)
     }
 
-    /// A request with a bearer token, and a JSON body unless that is null.
+    /// Sends a request with a bearer token, unless it is empty, and with a JSON body, unless it is null.
     pub async fn call(&mut self, method: Method, path: &str, token: &str, body: &Value) -> Result<Reply, Error> {
         let mut request = Request::builder().method(method).uri(path).header(HOST, "localhost");
         if !token.is_empty() {

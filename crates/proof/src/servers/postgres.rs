@@ -5,12 +5,11 @@ use std::io::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::fake_clock::FakeClock;
-use crate::server::{Server, as_user, give_to, run};
+use super::{Server, as_user, change_owner, run};
 
 const USER: &str = "postgres";
 
-/// Debian keeps the server's programs out of the PATH.
+/// Debian installs the server's programs outside of the PATH.
 fn program(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = versions.map(|entry| entry.path().join("bin").join(name)).collect();
@@ -20,23 +19,20 @@ fn program(name: &str) -> PathBuf {
 }
 
 pub fn start() -> Result<Server> {
-    launch(Vec::new())
+    start_with_env(Vec::new())
 }
 
-/// One that lives by this clock.
-pub fn start_by(clock: &FakeClock) -> Result<Server> {
-    launch(clock.environment())
-}
-
-fn launch(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
-    let prepare = |folder: &Path| {
-        give_to(USER, folder)?;
+/// Like [`start`], with more environment variables.
+pub fn start_with_env(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
+    let prepare = |directory: &Path| {
+        change_owner(USER, directory)?;
         let mut init = as_user(USER, &program("initdb"));
-        init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"]).arg(folder.join("data"));
+        init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"])
+            .arg(directory.join("data"));
         run(&mut init).map(drop)
     };
-    let start = move |folder: &Path, port: u16| {
-        // By `env`, so that the environment is the server's alone, not that of the program that changes the user.
+    let start = move |directory: &Path, port: u16| {
+        // `env` sets the variables for the server alone and not for the program that changes the user.
         let mut command = as_user(USER, Path::new("env"));
         for (name, value) in &environment {
             let mut setting = OsString::from(format!("{name}="));
@@ -44,8 +40,8 @@ fn launch(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
             command.arg(setting);
         }
         command.arg(program("postgres"));
-        command.arg("-D").arg(folder.join("data")).args(["-p", &port.to_string(), "-h", "127.0.0.1"]);
-        command.arg("-k").arg(folder).args(["-c", "max_connections=300"]);
+        command.arg("-D").arg(directory.join("data")).args(["-p", &port.to_string(), "-h", "127.0.0.1"]);
+        command.arg("-k").arg(directory).args(["-c", "max_connections=300"]);
         command
     };
     let ready = |port: u16| {
@@ -56,7 +52,7 @@ fn launch(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     Server::launch("PostgreSQL", prepare, start, ready)
 }
 
-/// A new, empty database of this name; its URL.
+/// Creates an empty database and returns its URL.
 pub fn create_database(server: &Server, name: &str) -> Result<String> {
     let mut psql = Command::new(program("psql"));
     psql.args(["-q", "-h", "127.0.0.1", "-p", &server.port().to_string(), "-U", USER]);
