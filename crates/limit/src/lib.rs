@@ -1,10 +1,10 @@
 //! Sliding-window rate limits in bounded memory.
 //!
-//! - [`local`]: inside one process
-//! - [`mod@network`]: addresses that count as one
+//! - [`SlidingWindow`]: counts per key, inside one process
+//! - [`network()`]: the key of an IP address, so that addresses of one IPv6 network share a limit
 
-pub mod local;
-pub mod network;
+mod network;
+mod sliding_window;
 
-pub use local::{Limit, SlidingWindow};
 pub use network::network;
+pub use sliding_window::{Limit, SlidingWindow};

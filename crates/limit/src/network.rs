@@ -1,8 +1,8 @@
-//! Addresses that count as one.
+//! Networks of IP addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The network of this prefix length that an IPv6 address belongs to. An IPv4 address counts alone.
+/// The network with this prefix length that an IPv6 address belongs to. An IPv4 address is returned as it is.
 pub fn network(address: IpAddr, prefix: u32) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ipv6_counts_by_network_and_ipv4_by_address() {
+    fn ipv6_is_masked_and_ipv4_is_unchanged() {
         let of = |address: &str, prefix| network(address.parse().unwrap(), prefix).to_string();
         assert_eq!(of("2001:db8:1:2ff:3::4", 64), "2001:db8:1:2ff::");
         assert_eq!(of("2001:db8:1:2ff:3::4", 56), "2001:db8:1:200::");

@@ -1,23 +1,24 @@
-//! A sliding window that counts, inside one process.
+//! A sliding-window counter, inside one process.
 //!
-//! Time is cut into windows. For each key we count the present window and remember the one before; what counts against the
-//! limit is the present count plus the part of the previous one that still lies inside the last window's length. Two maps
-//! hold it all: at the turn of a window the older one is emptied whole, so no key ever needs to expire by itself.
+//! Time is divided into windows. For each key, the count of the current window and that of the previous one are kept; the current count
+//! plus the part of the previous count that still lies within one window length counts against the limit. Two maps hold all counts: when a
+//! window ends, the older map is cleared as a whole, so that keys need no individual expiry.
 //!
-//! Bounded: a map holds at most `max_keys`. When it is full, keys that are not in it yet are let through and counted
-//! ([`SlidingWindow::let_through`]): a limiter out of memory must not close the shop.
+//! Memory is bounded: a map holds at most `max_keys`. When it is full, requests of keys that are not in it are let through without being
+//! counted ([`SlidingWindow::let_through`]): a rate limiter without memory must not block every new client.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 const SHARDS: usize = 16;
 
-/// At most `count` within any `window`.
+/// At most `count` requests within any `window`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     pub count: u32,
@@ -25,13 +26,13 @@ pub struct Limit {
 }
 
 struct Shard<K> {
-    /// Which window `present` counts, in windows since the start.
+    /// The window that `current` counts, in windows since the start.
     window: u64,
-    present: HashMap<K, u32>,
+    current: HashMap<K, u32>,
     previous: HashMap<K, u32>,
 }
 
-/// Counts per key and says when it is enough.
+/// A rate limiter that counts requests per key.
 pub struct SlidingWindow<K> {
     limit: Limit,
     max_keys_per_shard: usize,
@@ -42,8 +43,9 @@ pub struct SlidingWindow<K> {
 }
 
 impl<K: Eq + Hash> SlidingWindow<K> {
+    /// A limiter that counts at most about `max_keys` keys per window.
     pub fn new(limit: Limit, max_keys: usize) -> Self {
-        let empty = || Shard { window: 0, present: HashMap::new(), previous: HashMap::new() };
+        let empty = || Shard { window: 0, current: HashMap::new(), previous: HashMap::new() };
         Self {
             limit,
             max_keys_per_shard: max_keys.div_ceil(SHARDS),
@@ -54,32 +56,32 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         }
     }
 
-    /// Counts one for `key`, unless it has had enough: then the time to wait before it is worth asking again.
+    /// Counts a request of `key`. If the key has reached its limit, returns the time after which another request may succeed.
     pub fn check(&self, key: K) -> Result<(), Duration> {
         self.check_up_to(key, self.limit.count)
     }
 
-    /// The same with a count of its own for this key, such as a share of the whole.
+    /// As [`check`](Self::check), with a different maximum count for this key, such as a share of the whole.
     pub fn check_up_to(&self, key: K, count: u32) -> Result<(), Duration> {
         self.check_at(key, count, Instant::now())
     }
 
-    /// Takes one back that was counted for `key`: what it was counted for did not happen, or does not count after all.
+    /// Reverts one counted request of `key`, for an operation that was not carried out or must not count.
     pub fn undo(&self, key: &K) {
         self.undo_at(key, Instant::now());
     }
 
-    /// Says what [`check`](Self::check) would say, and counts nothing.
+    /// Returns what [`check`](Self::check) would return, without counting.
     pub fn peek(&self, key: K) -> Result<(), Duration> {
         self.decide(key, self.limit.count, Instant::now(), false)
     }
 
-    /// How many were let through uncounted, because the memory was full.
+    /// How many requests were let through without being counted, because the memory was full.
     pub fn let_through(&self) -> u64 {
         self.let_through.load(Ordering::Relaxed)
     }
 
-    /// Which window it is now, and how much of it has passed, from 0 to 1.
+    /// The window at `now`, and the elapsed fraction of it, from 0 to 1.
     fn window_at(&self, now: Instant) -> (u64, f64) {
         let elapsed = now.saturating_duration_since(self.start).as_secs_f64() / self.limit.window.as_secs_f64();
         #[expect(
@@ -91,11 +93,11 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         (window, elapsed.fract())
     }
 
-    /// The shard of a key, turned to this window.
+    /// The shard of a key, advanced to this window.
     fn shard(&self, key: &K, window: u64) -> MutexGuard<'_, Shard<K>> {
-        let place = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
-        let mut shard = self.shards[place].lock().unwrap_or_else(PoisonError::into_inner);
-        shard.turn_to(window);
+        let index = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
+        let mut shard = self.shards[index].lock();
+        shard.advance_to(window);
         shard
     }
 
@@ -104,31 +106,31 @@ impl<K: Eq + Hash> SlidingWindow<K> {
     }
 
     fn decide(&self, key: K, allowed: u32, now: Instant, count: bool) -> Result<(), Duration> {
-        let (window, into) = self.window_at(now);
+        let (window, elapsed) = self.window_at(now);
         let mut shard = self.shard(&key, window);
         let shard = &mut *shard;
-        let before = f64::from(shard.previous.get(&key).copied().unwrap_or(0));
-        let held = shard.present.len();
-        let present = shard.present.entry(key);
-        let counted = f64::from(if let Entry::Occupied(count) = &present { *count.get() } else { 0 });
+        let previous = f64::from(shard.previous.get(&key).copied().unwrap_or(0));
+        let keys = shard.current.len();
+        let current = shard.current.entry(key);
+        let counted = f64::from(if let Entry::Occupied(count) = &current { *count.get() } else { 0 });
         let allowed = f64::from(allowed);
-        if counted + before * (1.0 - into) + 1.0 > allowed {
-            // Either the previous window slides out far enough, or we wait for the next one.
-            let until = if counted + 1.0 <= allowed && before > 0.0 {
-                1.0 - (allowed - counted - 1.0) / before - into
+        if counted + previous * (1.0 - elapsed) + 1.0 > allowed {
+            // Wait until enough of the previous window has passed, or until the next window.
+            let wait = if counted + 1.0 <= allowed && previous > 0.0 {
+                1.0 - (allowed - counted - 1.0) / previous - elapsed
             } else {
-                1.0 - into
+                1.0 - elapsed
             };
-            return Err(Duration::from_secs_f64((until * self.limit.window.as_secs_f64()).max(0.001)));
+            return Err(Duration::from_secs_f64((wait * self.limit.window.as_secs_f64()).max(0.001)));
         }
         if !count {
             return Ok(());
         }
-        if held >= self.max_keys_per_shard && matches!(present, Entry::Vacant(_)) {
+        if keys >= self.max_keys_per_shard && matches!(current, Entry::Vacant(_)) {
             self.let_through.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        *present.or_insert(0) += 1;
+        *current.or_insert(0) += 1;
         Ok(())
     }
 
@@ -136,8 +138,8 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         let (window, _) = self.window_at(now);
         let mut shard = self.shard(key, window);
         let shard = &mut *shard;
-        // The window may have turned since it was counted.
-        for counts in [&mut shard.present, &mut shard.previous] {
+        // The request may have been counted in the previous window.
+        for counts in [&mut shard.current, &mut shard.previous] {
             if let Some(count) = counts.get_mut(key).filter(|count| **count > 0) {
                 *count -= 1;
                 return;
@@ -147,18 +149,18 @@ impl<K: Eq + Hash> SlidingWindow<K> {
 }
 
 impl<K: Eq + Hash> Shard<K> {
-    fn turn_to(&mut self, window: u64) {
+    fn advance_to(&mut self, window: u64) {
         if window <= self.window {
             return;
         }
         if window == self.window + 1 {
-            std::mem::swap(&mut self.present, &mut self.previous);
+            std::mem::swap(&mut self.current, &mut self.previous);
         } else {
             self.previous = HashMap::new();
         }
-        // Its room is kept for the next crowd, but not more of it than the last one needed.
-        self.present.clear();
-        self.present.shrink_to(self.previous.len());
+        // The capacity is kept for the next window, but not more than the previous window needed.
+        self.current.clear();
+        self.current.shrink_to(self.previous.len());
         self.window = window;
     }
 }
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_each_key_alone() {
+    fn keys_are_counted_separately() {
         let limits = SlidingWindow::new(limit(3, 60_000), 100);
         for _ in 0..3 {
             limits.check("a").unwrap();
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_as_told_is_enough() {
+    fn request_succeeds_after_the_returned_wait() {
         let limits = SlidingWindow::new(limit(5, 1000), 100);
         let mut now = limits.start;
         let mut passed = 0;
@@ -216,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_counted_by_its_own_bound() {
+    fn check_up_to_applies_its_own_maximum() {
         let limits = SlidingWindow::new(limit(4, 60_000), 100);
         limits.check_up_to("share", 2).unwrap();
         limits.check_up_to("share", 2).unwrap();
@@ -225,37 +227,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_can_be_had_again() {
+    fn undo_frees_a_request() {
         let limits = SlidingWindow::new(limit(2, 1000), 100);
         let at = |ms| limits.start + Duration::from_millis(ms);
-        limits.undo(&"a"); // never counted: nothing to take back
+        limits.undo(&"a"); // never counted, so nothing to revert
         for ms in [0, 10] {
             limits.check_at("a", 2, at(ms)).unwrap();
         }
         limits.check_at("a", 2, at(20)).unwrap_err();
         limits.undo_at(&"a", at(30));
         limits.check_at("a", 2, at(40)).unwrap();
-        // In the next window, too, what was counted in this one can be taken back.
+        // A request counted in the previous window can be reverted, too.
         limits.check_at("a", 2, at(1010)).unwrap_err();
         limits.undo_at(&"a", at(1020));
         limits.check_at("a", 2, at(1030)).unwrap();
     }
 
     #[test]
-    fn a_full_memory_lets_through_and_counts_it() {
+    fn requests_of_new_keys_are_let_through_when_the_memory_is_full() {
         let limits = SlidingWindow::new(limit(1, 60_000), 16);
         for key in 0..10_000 {
             limits.check(key).unwrap();
         }
         assert!(limits.let_through() >= 10_000 - 32);
-        let held: usize = limits.shards.iter().map(|shard| shard.lock().unwrap().present.len()).sum();
+        let held: usize = limits.shards.iter().map(|shard| shard.lock().current.len()).sum();
         assert!(held <= 16);
     }
 
     proptest! {
-        /// In no stretch of one window's length do more than twice the limit pass, in no whole window more than the limit.
+        /// At most the limit passes in an aligned window, and at most twice the limit in any interval of that length.
         #[test]
-        fn never_far_above_the_limit(count in 1..20u32, gaps in proptest::collection::vec(0..400u64, 1..300)) {
+        fn at_most_twice_the_limit_passes_in_any_interval(count in 1..20u32, gaps in proptest::collection::vec(0..400u64, 1..300)) {
             let limits = SlidingWindow::new(limit(count, 1000), 10);
             let (mut at_ms, mut passed) = (0, Vec::new());
             for gap in gaps {
@@ -265,8 +267,8 @@ mod tests {
                 }
             }
             for (i, &from) in passed.iter().enumerate() {
-                let stretch = passed[i..].iter().take_while(|&&t| t < from + 1000).count();
-                prop_assert!(stretch <= 2 * count as usize);
+                let interval = passed[i..].iter().take_while(|&&t| t < from + 1000).count();
+                prop_assert!(interval <= 2 * count as usize);
                 let window = passed.iter().filter(|&&t| t / 1000 == from / 1000).count();
                 prop_assert!(window <= count as usize);
             }
