@@ -1,6 +1,6 @@
 //! However many waiters a lock has, an acquisition costs Redis about two scripts: one to acquire it, one to release it.
 
-use stampede_lock::{Config, Lock, Locks, Owner};
+use stampede_lock::{Config, Error, Lock, Locks, Owner};
 use stampede_testkit::{Server, redis};
 
 use crate::support::{calls, connect, quiet};
@@ -100,4 +100,29 @@ async fn waiters_of_several_clients_cost_one_check_per_client() {
     let locks = clients.into_iter().cycle().take(number + 1).collect();
     let (_, scripts) = count_scripts(&server, locks).await;
     assert_linear("simple locks of three clients", number, scripts, 4);
+}
+
+/// Each of two tasks that take turns queues while the other one is still registered as a waiter, so the channel stays subscribed, and no
+/// check after subscribing is needed: one script to queue, one to acquire, one to release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn alternating_owners_cost_three_scripts_each() {
+    let (server, locks) = default_client().await;
+    locks.fair("work", &Owner::new()).unwrap().lock().await.unwrap().release().await.unwrap();
+    let rounds = 200;
+    let before = scripts(&server);
+    let tasks: Vec<_> = (0..2)
+        .map(|_| {
+            let lock = locks.fair("work", &Owner::new()).unwrap();
+            tokio::spawn(async move {
+                for _ in 0..rounds {
+                    lock.lock().await?.release().await?;
+                }
+                Ok::<(), Error>(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_linear("alternating owners", 2 * rounds, scripts(&server) - before, 3);
 }
