@@ -10,8 +10,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
-use stampede_engine::solo::SoloConfig;
-use stampede_engine::{AuthConfig, Config as EngineConfig, SendBudgets, SessionKeys};
+use stampede_engine::{AuthConfig, Config as EngineConfig, SendBudgets, SessionKeys, SoloConfig, TierConfig};
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
@@ -370,15 +369,15 @@ impl Settings {
     pub fn engine(&self, database: &Database, session_keys: Option<SessionKeys>, demo: bool) -> EngineConfig {
         let (buy, login) = (&self.buy, &self.login);
         EngineConfig {
-            // An embedded database is ours alone: its lock is held.
-            shared_ledger: !matches!(database, Database::Sqlite(_)),
-            solo: SoloConfig {
-                answer_timeout: Duration::from_millis(buy.answer_timeout_ms),
+            answer_timeout: Duration::from_millis(buy.answer_timeout_ms),
+            tier: TierConfig::Solo(SoloConfig {
+                // This process holds the lock of an embedded database.
+                shared_ledger: !matches!(database, Database::Sqlite(_)),
                 max_batch: buy.max_batch,
                 queue_per_sale: buy.queue_per_sale,
                 queue_total: buy.queue_total,
                 quarantine_after: Duration::from_millis(buy.quarantine_after_ms),
-            },
+            }),
             auth: AuthConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
                 session_lifetime: Duration::from_millis(login.session_lifetime_ms),

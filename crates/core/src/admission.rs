@@ -1,19 +1,19 @@
-//! What the gate answers.
+//! The gate's answers.
 
 use crate::error::Code;
 use crate::ids::{OrderId, UserId};
 
-/// May this person have one now?
+/// The answer to a request to buy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// Yes: this order is marked for the buyer. It is not a promise yet; only the ledger makes it one.
+    /// This order is marked for the buyer. The buyer has it only once the ledger has recorded it.
     Admitted(OrderId),
-    /// The buyer has one already: this.
+    /// The buyer holds a mark for this order.
     AlreadyHas(OrderId),
     Refused(Refusal),
 }
 
-/// Why not.
+/// Why a request to buy is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
     SoldOut,
@@ -37,7 +37,7 @@ impl Refusal {
     }
 }
 
-/// One number over all marks (who has which order), whatever their sequence: equal sets have equal digests, and others hardly ever.
+/// A digest over a set of marks, independent of their sequence: equal sets have equal digests, and different sets almost never.
 pub fn mark_digest(marks: impl Iterator<Item = (UserId, OrderId)>) -> u64 {
     let mix = |value: i64| {
         let mut z = value.cast_unsigned().wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -123,7 +123,7 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// Tells the time.
+/// A source of the current time.
 pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Timestamp;
 }
@@ -140,7 +140,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is set.
+/// A clock that changes only when it is set.
 #[derive(Debug)]
 pub struct ManualClock(AtomicI64);
 

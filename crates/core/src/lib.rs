@@ -1,13 +1,13 @@
-//! The words everything else speaks. No I/O and no runtime in here, so that all of it can be tested and simulated.
+//! The domain types that all other crates share. No I/O and no runtime, so that everything can be tested without either.
 //!
-//! - [`sale`]: a sale, its window, its status, and what they mean for a buyer who comes now
-//! - [`admission`]: what the gate answers
-//! - [`order`]: an order and the only steps it may take
-//! - [`shop`], [`user`]: what is sold, and to whom
-//! - [`ids`]: typed ids, and the snowflake maker that never repeats one
+//! - [`sale`]: a sale, its window, its status, and what they mean for a request to buy
+//! - [`admission`]: the gate's answers
+//! - [`order`]: an order and its legal transitions
+//! - [`shop`]: shops and vouchers; [`user`]: users
+//! - [`ids`]: typed ids, and the id maker, which never repeats an id
 //! - [`money`], [`clock`]: cents and milliseconds
 //! - [`error`]: the stable codes that clients see
-//! - [`ports`]: what the ledger must be able to do
+//! - [`ports`]: the interfaces of gate, ledger, catalogue and accounts
 //! - [`failpoint`]: places where a test can stop or pause the process
 
 pub mod admission;

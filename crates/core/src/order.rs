@@ -8,7 +8,7 @@
 //! rejected          └─▶ refunding ──▶ refunded
 //! ```
 //!
-//! A cancelled order can still be paid by someone who was too late: that payment is refunded, the order never revives.
+//! A payment may arrive after its order was cancelled. It is refunded; the order is never revived.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -28,7 +28,7 @@ pub enum OrderStatus {
     Cancelled,
     Refunding,
     Refunded,
-    /// Admitted, but it could not become an order.
+    /// Admitted by the gate and refused by the ledger.
     Rejected,
 }
 

@@ -1,4 +1,4 @@
-//! Who buys.
+//! Users and their phone numbers.
 
 use std::fmt;
 

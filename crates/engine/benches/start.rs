@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;
 use stampede_core::SystemClock;
-use stampede_engine::solo::SoloConfig;
-use stampede_engine::{AuthConfig, Config, Engine, SendBudgets};
+use stampede_engine::{AuthConfig, Config, Engine, SendBudgets, SoloConfig, TierConfig};
 use stampede_ledger::Database;
 use stampede_limit::Limit;
 
@@ -20,15 +19,17 @@ const ORDERS: usize = 1_000_000;
 
 const MANY: Limit = Limit { count: 1_000_000, window: Duration::from_secs(60) };
 
-const CONFIG: Config = Config {
+const SOLO: SoloConfig = SoloConfig {
     shared_ledger: false,
-    solo: SoloConfig {
-        answer_timeout: Duration::from_secs(5),
-        max_batch: 512,
-        queue_per_sale: 1000,
-        queue_total: 1000,
-        quarantine_after: Duration::from_secs(30),
-    },
+    max_batch: 512,
+    queue_per_sale: 1000,
+    queue_total: 1000,
+    quarantine_after: Duration::from_secs(30),
+};
+
+const CONFIG: Config = Config {
+    answer_timeout: Duration::from_secs(5),
+    tier: TierConfig::Solo(SOLO),
     auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),
@@ -37,15 +38,7 @@ const CONFIG: Config = Config {
         session_keys: None,
         code_ttl: Duration::from_secs(60),
         code_tries: 5,
-        budgets: SendBudgets {
-            per_phone: MANY,
-            per_phone_day: MANY,
-            per_address: MANY,
-            per_ipv6_56: MANY,
-            per_ipv6_48: MANY,
-            per_shop: MANY,
-            memory: 100,
-        },
+        budgets: SendBudgets::uniform(MANY, 100),
         proof_of_work_bits: 0,
         show_codes: true,
     },

@@ -18,9 +18,8 @@ use stampede_core::ports::AuditRow;
 pub use changes::{Change, RecordOutcome};
 pub use log::{AuditOutcome, AuditRecord};
 
-use crate::commit::describe;
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::error::{Error, describe};
 
 /// How much of an error's text is kept.
 const MAX_ERROR_CHARS: usize = 1000;

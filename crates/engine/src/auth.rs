@@ -1,8 +1,8 @@
-//! Sessions: who is logged in, and for how long.
+//! Sessions and accounts.
 //!
-//! A session is looked up in a bounded local memory first and in the ledger on a miss. Its expiry slides with every use, up to a
-//! lifetime that does not; the new expiry is written behind, in batches, so that being logged in costs a request no write. What
-//! the ledger does not have is remembered for a while, too.
+//! A session is looked up in a bounded cache first and in the ledger on a miss. Each use moves its expiry, up to a fixed lifetime.
+//! The new expiry is written in the background, in batches, so that a request costs no write. Sessions that the ledger does not
+//! have are cached for a while, too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -33,7 +33,7 @@ pub struct AuthConfig {
     pub max_sessions: usize,
     /// How many sessions are kept in memory.
     pub session_memory: u64,
-    /// What tokens are sealed with; without, the ledger keeps a key.
+    /// The keys that sign tokens; if `None`, a key stored in the ledger.
     pub session_keys: Option<SessionKeys>,
     pub code_ttl: Duration,
     /// How often one code may be tried.
@@ -50,27 +50,28 @@ pub(crate) struct CachedSession {
     user: UserId,
     created_at: Timestamp,
     expires_at_ms: AtomicI64,
-    /// The expiry that the ledger knows, or will soon.
+    /// The expiry that is in the ledger, or is being written.
     written_ms: AtomicI64,
-    /// When the ledger last said that it exists.
+    /// When the ledger last confirmed that it exists.
     checked_ms: AtomicI64,
-    /// For good, whatever any clock says.
+    /// Ended explicitly, whatever its expiry.
     ended: bool,
 }
 
 impl CachedSession {
-    /// Has it been over for a while? What has just ended stays, so that nobody brings it back who had read it before.
+    /// Whether it ended some time ago. A session that has just ended stays cached, so that a request that read it from the ledger
+    /// before cannot bring it back.
     pub(crate) fn is_long_over(&self, now: Timestamp) -> bool {
         self.expires_at_ms.load(Ordering::Relaxed) < now.minus(Duration::from_secs(60)).ms()
     }
 }
 
-/// With other processes about, a session may be ended there: so the ledger is asked again this often.
+/// Where other processes can end a session, the ledger is asked again this often.
 const CHECK_EVERY_MS: i64 = 2_000;
 /// How many sessions at once are read from the ledger for requests that do not wait for it.
 const MAX_LOOKUPS: usize = 64;
 
-/// A token whose seal is right. Whether its session is still open is not known yet.
+/// A token whose signature is right. Whether its session is open is not known yet.
 #[derive(Debug, Clone, Copy)]
 pub struct Proven {
     pub user: UserId,
@@ -89,7 +90,7 @@ pub(crate) struct Auth {
     sessions: Arc<Sessions<CachedSession>>,
     touched: mpsc::Sender<Session>,
     lookups: Arc<Semaphore>,
-    /// How often the ledger was asked for a session.
+    /// Lookups of sessions in the ledger.
     asked: Counter,
 }
 
@@ -141,7 +142,7 @@ impl Auth {
             checked_ms: AtomicI64::new(now.ms()),
             ended: false,
         });
-        // Not over what is there: it may have ended since it was read.
+        // An entry that is there is not replaced: the session may have ended since it was read.
         self.sessions.get_or_put(session.id, known)
     }
 
@@ -154,8 +155,8 @@ impl Auth {
         self.sessions.retain(|_| false);
     }
 
-    /// What stays is that it has ended: a request that has just read it from the ledger cannot bring it back, and further
-    /// requests with its token do not reach the ledger.
+    /// Caches that the session has ended, so that a request that has just read it from the ledger cannot bring it back, and
+    /// further requests with its token do not reach the ledger.
     fn forget(&self, id: SessionId, user: UserId) {
         let now = self.clock.now();
         let at_ms = || AtomicI64::new(now.ms());
@@ -215,8 +216,9 @@ impl Engine {
         Ok(ids.into_iter().zip(users).map(open).collect())
     }
 
-    /// Whose token is it? Junk, and what is known to have ended, is refused without asking any store; it does not count against
-    /// the limits of its user either. Those come after this and before [`Engine::authenticate`], which may ask the ledger.
+    /// Checks the token's signature. A forged token, and one whose session is known to have ended, is refused without asking the
+    /// ledger, and does not count against the limits of its user. Those are checked after this and before
+    /// [`Engine::authenticate`], which may ask the ledger.
     pub fn prove(&self, token: &str) -> Result<Proven, Error> {
         let (session, user) = self.auth.token_signer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
         match self.auth.sessions.get(session) {
@@ -225,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// Is the session open? Then it lives on.
+    /// Checks that the session is open, and moves its expiry.
     pub async fn authenticate(&self, proven: Proven) -> Result<UserId, Error> {
         let auth = &self.auth;
         let Proven { user, session: id } = proven;
@@ -244,7 +246,7 @@ impl Engine {
         let checked_ms = known.checked_ms.load(Ordering::Relaxed);
         if self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS {
             let Some(session) = auth.read(proven, now).await? else { return Err(refused) };
-            // It may have been used elsewhere.
+            // Another process may have moved its expiry.
             known.expires_at_ms.fetch_max(auth.latest_expiry(&session).ms(), Ordering::Relaxed);
             known.checked_ms.store(now.ms(), Ordering::Relaxed);
         }
@@ -255,8 +257,8 @@ impl Engine {
         Ok(user)
     }
 
-    /// A public page was asked for by this session: it lives on. Never waits for the ledger: `false` if the session is not in
-    /// memory, which [`Engine::look_up`] changes.
+    /// Moves the expiry of a session that requested a public page. Never waits for the ledger: returns `false` if the session is
+    /// not cached; [`Engine::look_up`] then loads it.
     pub fn refresh(&self, proven: Proven) -> bool {
         let (auth, now) = (&self.auth, self.auth.clock.now());
         let Some(known) = auth.sessions.get(proven.session) else { return false };
@@ -272,7 +274,7 @@ impl Engine {
         let engine = self.clone();
         tokio::spawn(async move {
             if let Err(error) = engine.authenticate(proven).await {
-                // The page was public; the next request that needs the session hears of it.
+                // The page was public; the next request that needs the session fails.
                 tracing::debug!(%error, "a session was not refreshed");
             }
             drop(place);
@@ -287,7 +289,7 @@ impl Engine {
 
     /// Ends the user's own session, at once.
     pub async fn end_session(&self, user: UserId, id: SessionId) -> Result<(), Error> {
-        // The ledger first: a session forgotten here alone would come back from there.
+        // The ledger first: a session removed from the cache alone would be loaded again.
         let ended = self.auth.accounts.end_session(user, id).await;
         let ended = self.or_forget_all(ended)?;
         if ended || self.auth.sessions.get(id).is_some_and(|known| known.user == user) {
@@ -316,8 +318,7 @@ impl Engine {
         Ok(Outcome::done(account, vec![Change::new("disabled", was, disabled)]))
     }
 
-    /// If the ledger did not answer, what was to end may have ended there, so it must not live on here: every session is
-    /// read again.
+    /// If the ledger did not answer, sessions may have ended there, so none may stay cached here.
     fn or_forget_all<T>(&self, ended: Result<T, LedgerError>) -> Result<T, Error> {
         ended.map_err(|error| {
             self.auth.forget_all();

@@ -1,34 +1,37 @@
-//! The natural batcher: takes **all that is waiting now**, makes one call, hands the answers out, and looks again.
+//! The natural batcher: takes **everything that waits**, makes one call, distributes the answers, and repeats.
 //!
-//! There is no timer and no artificial delay: with one caller a batch is one request, under load the batch grows by itself.
-//! What the batcher promises, whatever the backend does:
+//! There is no timer and no artificial delay: with one caller a batch is one request, and under load the batches grow.
+//! Guarantees, whatever the backend does:
 //!
 //! - a request that was taken is given to the backend once, or (with [`Abandoned::Drop`]) not at all if its caller has gone;
-//! - a caller gets at most one answer, and an error if the backend panicked or answered wrongly: it never waits for ever;
-//! - the batch belongs to a task, not to its callers: what was sent is settled even if every caller has gone;
-//! - it is bounded, by its own queue and by a bound that it shares with others; at the bound [`Batcher::submit`] says so at once.
+//! - a caller gets at most one answer, and an error if the backend panics or returns the wrong number of answers;
+//! - a batch belongs to a task, not to its callers: a call that was begun is finished even if every caller has gone;
+//! - the queue is bounded, and so is the sum over batchers that share a semaphore; at a bound [`Batcher::submit`] returns the
+//!   request at once.
 
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
+use parking_lot::Mutex as SyncMutex;
 use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// Carries a batch out.
+/// Carries out a batch.
 pub trait Backend<Req>: Send + Sync + 'static {
     type Answer: Send + 'static;
 
-    /// One answer for each request, in their order.
+    /// Returns one answer per request, in their order.
     fn call(&self, batch: &[Req]) -> impl Future<Output = Vec<Self::Answer>> + Send;
 
-    /// For a backend that does one call at a time: waits until it is free. With two tasks (`in_flight`) the next call then begins
-    /// while the answers of the last are handed out, and takes what has come in until that moment.
-    fn turn(&self) -> impl Future<Output = Option<OwnedMutexGuard<()>>> + Send {
+    /// For a backend that carries out one call at a time: waits until it is free, and returns a guard that is held for the call.
+    /// With two tasks (`in_flight`) the next call begins while the answers of the last are distributed, and takes everything
+    /// that was submitted until then.
+    fn acquire(&self) -> impl Future<Output = Option<OwnedMutexGuard<()>>> + Send {
         async { None }
     }
 }
@@ -40,17 +43,21 @@ impl<Req: Sync, B: Backend<Req>> Backend<Req> for Arc<B> {
         B::call(self, batch)
     }
 
-    fn turn(&self) -> impl Future<Output = Option<OwnedMutexGuard<()>>> + Send {
-        B::turn(self)
+    fn acquire(&self) -> impl Future<Output = Option<OwnedMutexGuard<()>>> + Send {
+        B::acquire(self)
     }
 }
 
 /// What to do with a request whose caller has gone before it was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abandoned {
-    /// Nobody waits for it and nothing has happened yet.
+    /// Drop it: nothing depends on it.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for calls of a gate on a server, which have no effect before they are sent")
+    )]
     Drop,
-    /// Something has happened that must be settled.
+    /// Carry it out: something has happened that depends on it, such as a mark in the gate.
     Keep,
 }
 
@@ -65,11 +72,11 @@ pub struct Options {
     pub abandoned: Abandoned,
 }
 
-/// A bound is reached. The request comes back; nothing was done with it.
+/// A bound is reached. Returns the request; nothing was done with it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full<Req>(pub Req);
 
-/// The backend failed on the batch: what became of the request is not known.
+/// The backend failed on the batch: the outcome of the request is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the batch was not answered")]
 pub struct Unanswered;
@@ -77,18 +84,18 @@ pub struct Unanswered;
 struct Item<Req, Ans> {
     request: Req,
     reply: oneshot::Sender<Ans>,
-    /// Its place under the shared bound, given back with the answer.
-    _place: OwnedSemaphorePermit,
+    /// Counts against the shared bound until the answer is sent.
+    _permit: OwnedSemaphorePermit,
 }
 
-/// One queue and the task that serves it. Dropping it lets the task finish what was taken.
+/// A queue and the tasks that serve it. After it is dropped, the tasks finish what was submitted.
 pub struct Batcher<Req, Ans> {
     queue: mpsc::Sender<Item<Req, Ans>>,
-    places: Arc<Semaphore>,
-    tasks: StdMutex<Vec<JoinHandle<()>>>,
+    permits: Arc<Semaphore>,
+    tasks: SyncMutex<Vec<JoinHandle<()>>>,
 }
 
-/// Waits for the answer. Dropping it takes nothing back.
+/// Waits for the answer. Dropping it does not cancel the request.
 #[derive(Debug)]
 pub struct Ticket<Ans>(oneshot::Receiver<Ans>);
 
@@ -101,20 +108,20 @@ impl<Ans> Future for Ticket<Ans> {
 }
 
 impl<Req: Send + Sync + 'static, Ans: Send + 'static> Batcher<Req, Ans> {
-    /// Starts a batcher in front of `backend`. `places` is the bound that it shares with other batchers.
-    pub fn new<B: Backend<Req, Answer = Ans>>(backend: B, options: Options, places: Arc<Semaphore>) -> Self {
+    /// Starts a batcher in front of `backend`. `permits` bounds the requests of all batchers that share it.
+    pub fn new<B: Backend<Req, Answer = Ans>>(backend: B, options: Options, permits: Arc<Semaphore>) -> Self {
         let (queue, waiting) = mpsc::channel(options.queue);
         let (backend, waiting) = (Arc::new(backend), Arc::new(Mutex::new(waiting)));
         let tasks =
             (0..options.in_flight).map(|_| tokio::spawn(serve(backend.clone(), waiting.clone(), options))).collect();
-        Self { queue, places, tasks: StdMutex::new(tasks) }
+        Self { queue, permits, tasks: SyncMutex::new(tasks) }
     }
 
-    /// Hands a request in. At a bound it comes straight back.
+    /// Submits a request, or returns it if a bound is reached.
     pub fn submit(&self, request: Req) -> Result<Ticket<Ans>, Full<Req>> {
-        let Ok(place) = self.places.clone().try_acquire_owned() else { return Err(Full(request)) };
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else { return Err(Full(request)) };
         let (reply, answer) = oneshot::channel();
-        match self.queue.try_send(Item { request, reply, _place: place }) {
+        match self.queue.try_send(Item { request, reply, _permit: permit }) {
             Ok(()) => Ok(Ticket(answer)),
             Err(mpsc::error::TrySendError::Full(item) | mpsc::error::TrySendError::Closed(item)) => {
                 Err(Full(item.request))
@@ -128,13 +135,13 @@ impl<Req: Send + Sync + 'static, Ans: Send + 'static> Batcher<Req, Ans> {
         self.queue.max_capacity() - self.queue.capacity()
     }
 
-    /// Takes no more, and returns when everything that was taken is settled.
+    /// Takes no more requests, and returns when every request that was submitted is answered.
     pub async fn close(self) {
         let Self { queue, tasks, .. } = self;
         drop(queue);
-        for task in tasks.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        for task in tasks.into_inner() {
             if let Err(error) = task.await {
-                tracing::error!(%error, "a batcher's task did not end well");
+                tracing::error!(%error, "a batcher task failed");
             }
         }
     }
@@ -151,22 +158,21 @@ where
     let mut replies = Vec::new();
     loop {
         let mut queue = waiting.lock().await;
-        // Zero only once the queue is closed and empty.
+        // Zero means that the queue is closed and empty.
         if queue.recv_many(&mut items, options.max_batch).await == 0 {
             break;
         }
-        let turn = backend.turn().await;
-        // All that is waiting now.
+        let guard = backend.acquire().await;
         while items.len() < options.max_batch
             && let Ok(item) = queue.try_recv()
         {
             items.push(item);
         }
         drop(queue);
-        for Item { request, reply, _place } in items.drain(..) {
+        for Item { request, reply, _permit } in items.drain(..) {
             if options.abandoned == Abandoned::Keep || !reply.is_closed() {
                 requests.push(request);
-                replies.push((reply, _place));
+                replies.push((reply, _permit));
             }
         }
         if requests.is_empty() {
@@ -174,20 +180,24 @@ where
         }
         let call = AssertUnwindSafe(async { backend.call(&requests).await }).catch_unwind();
         let called = call.await;
-        drop(turn);
+        drop(guard);
         match called {
             Ok(answers) if answers.len() == replies.len() => {
-                for ((reply, _place), answer) in replies.drain(..).zip(answers) {
-                    // A caller that has gone does not want its answer.
+                for ((reply, _permit), answer) in replies.drain(..).zip(answers) {
+                    // A caller that has gone does not receive its answer.
                     let _ = reply.send(answer);
                 }
             }
             Ok(answers) => {
-                tracing::error!(requests = replies.len(), answers = answers.len(), "a backend answered wrongly");
+                tracing::error!(
+                    requests = replies.len(),
+                    answers = answers.len(),
+                    "a backend returned the wrong number of answers"
+                );
             }
             Err(_) => tracing::error!(requests = replies.len(), "a backend panicked"),
         }
-        // Whoever has not been answered hears `Unanswered` now.
+        // Requests without an answer get `Unanswered` when their senders are dropped.
         replies.clear();
         requests.clear();
     }

@@ -1,10 +1,7 @@
-//! What visitors read of shops, vouchers and sales, kept so that a crowd does not reach the database.
+//! The cache of shops, vouchers and sales that visitors read, so that their requests do not reach the database.
 //!
-//! The sales of this process are all in memory (see [`crate::sales`]); those that another process has just
-//! made are read through here.
-//!
-//! In `solo` it is kept in the process alone. Where no other process writes, a change is seen at once; where others do, within
-//! [`AMONG_OTHERS`].
+//! All sales are in the sale index; those that another process has just created are read through this cache. Where no other
+//! process writes, a change is visible at once; where others do, within [`TTL_SHARED`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,43 +12,43 @@ use stampede_core::{Code, Sale, SaleId, Shop, ShopId, ShopType, Voucher};
 
 use crate::error::Error;
 
-/// How old something may be that another process has changed.
-const AMONG_OTHERS: Duration = Duration::from_secs(1);
-const ALONE: Duration = Duration::from_secs(60);
-/// How long it is remembered that there is no such shop.
-const EMPTY: Duration = Duration::from_secs(5);
-/// How many shops are kept, with their vouchers.
-const MOST: u64 = 10_000;
-/// How many questions to the database may be under way at once, of each kind.
-const AT_ONCE: usize = 16;
+/// The longest time until a change by another process is visible.
+const TTL_SHARED: Duration = Duration::from_secs(1);
+const TTL_EXCLUSIVE: Duration = Duration::from_secs(60);
+/// How long the absence of a shop is cached.
+const TTL_EMPTY: Duration = Duration::from_secs(5);
+/// The most shops in the cache, with their vouchers.
+const MAX_SHOPS: u64 = 10_000;
+/// The most concurrent queries to the database, of each kind.
+const MAX_LOADS: usize = 16;
 
-/// There is one list of types.
+/// The key of the only list of types.
 const ALL_TYPES: u8 = 0;
 
-type Kept<K, V> = Cache<K, V, LedgerError>;
+type LedgerCache<K, V> = Cache<K, V, LedgerError>;
 
 #[derive(Debug)]
 pub(crate) struct CatalogueCache {
     catalogue: Arc<dyn Catalogue>,
-    types: Kept<u8, Vec<ShopType>>,
-    pub(crate) shops: Kept<ShopId, Shop>,
-    pub(crate) vouchers: Kept<ShopId, Vec<Voucher>>,
-    /// Those that another process has made, and this one has not heard of yet. `None` where there are no others.
-    pub(crate) sales: Option<Kept<SaleId, Sale>>,
+    types: LedgerCache<u8, Vec<ShopType>>,
+    pub(crate) shops: LedgerCache<ShopId, Shop>,
+    pub(crate) vouchers: LedgerCache<ShopId, Vec<Voucher>>,
+    /// Sales that another process has created and this one does not have yet. `None` where there are no other processes.
+    pub(crate) sales: Option<LedgerCache<SaleId, Sale>>,
 }
 
 impl CatalogueCache {
-    pub(crate) fn new(catalogue: Arc<dyn Catalogue>, among_others: bool) -> Self {
-        let time = if among_others { AMONG_OTHERS } else { ALONE };
+    pub(crate) fn new(catalogue: Arc<dyn Catalogue>, is_shared: bool) -> Self {
+        let time = if is_shared { TTL_SHARED } else { TTL_EXCLUSIVE };
         let settings = |name: &str| {
             Builder::new(name)
                 .expire_after(time)
-                .expire_empty_after(EMPTY.min(time))
-                .local(MOST, time)
-                .max_concurrent_loads(AT_ONCE)
+                .expire_empty_after(TTL_EMPTY.min(time))
+                .local(MAX_SHOPS, time)
+                .max_concurrent_loads(MAX_LOADS)
         };
         let (types, shops) = (settings("shop_types").build(), settings("shops").build());
-        let (vouchers, sales) = (settings("vouchers").build(), among_others.then(|| settings("sales").build()));
+        let (vouchers, sales) = (settings("vouchers").build(), is_shared.then(|| settings("sales").build()));
         Self { catalogue, types, shops, vouchers, sales }
     }
 
@@ -74,7 +71,7 @@ impl CatalogueCache {
         Ok(self.vouchers.get_or_load(&shop, load).await?.unwrap_or_default())
     }
 
-    /// What each cache has done so far.
+    /// The statistics of each cache.
     pub(crate) fn stats(&self) -> impl Iterator<Item = (&str, Stats)> {
         let Self { types, shops, vouchers, sales, .. } = self;
         let catalogue =
@@ -86,11 +83,11 @@ impl CatalogueCache {
 impl From<CacheError<LedgerError>> for Error {
     fn from(error: CacheError<LedgerError>) -> Self {
         match error {
-            // Several may have waited for this answer; each gets its own error of the same kind.
+            // Several requests may share this error; each gets its own of the same kind.
             CacheError::Source(error) => match Arc::try_unwrap(error) {
                 Ok(error) => Self::Ledger(error),
                 Err(shared) => {
-                    tracing::warn!(error = %shared, "the ledger failed for several at once");
+                    tracing::warn!(error = %shared, "the ledger failed for several requests");
                     Self::Plain(match &*shared {
                         LedgerError::Poison(_) => Code::Internal,
                         _ => Code::Unavailable,

@@ -24,7 +24,7 @@ const DIGITS: u32 = 6;
 const LONG_DIGITS: u32 = 10;
 /// How many live challenges a phone has at most.
 const MAX_LIVE: usize = 20;
-/// A refused login is answered at a multiple of this time, so that how long it took does not tell whether there was a code to
+/// A refused login is answered at a multiple of this time, so that its duration does not reveal whether there was a code to
 /// compare with.
 const REFUSED_AFTER: Duration = Duration::from_millis(100);
 
@@ -94,7 +94,7 @@ impl Engine {
         Ok(CodeSent { challenge: id, expires_in: auth.config.code_ttl, shown })
     }
 
-    /// Opens a session for who knows the code of this challenge, or else of the newest one that was requested from the same
+    /// Opens a session for a caller who knows the code of this challenge, or else of the newest one that was requested from the same
     /// address. The first login makes the user.
     pub async fn log_in(
         &self,

@@ -1,13 +1,14 @@
 //! A buyer's own orders.
 
 use stampede_core::ports::TransitionOutcome;
+use stampede_core::ports::gate::Release;
 use stampede_core::{Code, Order, OrderId, UserId};
 
 use crate::engine::Engine;
 use crate::error::Error;
 
 impl Engine {
-    /// The user's own order; another's is as good as none.
+    /// The user's own order. Another user's order is reported as missing.
     pub async fn order(&self, id: OrderId, user: UserId) -> Result<Order, Error> {
         let order = self.stores.ledger.order(id).await?;
         order.filter(|order| order.user == user).ok_or(Error::Plain(Code::NoSuchOrder))
@@ -18,13 +19,16 @@ impl Engine {
         Ok(self.stores.ledger.orders_of(user, before, limit).await?)
     }
 
-    /// Cancels the user's own unpaid order. The ledger first; the stock is back in the gate once the mark is released.
+    /// Cancels the user's own unpaid order in the ledger, then releases its mark, which returns the stock to the gate.
     pub async fn cancel(&self, id: OrderId, user: UserId) -> Result<Order, Error> {
         match self.stores.ledger.cancel(id, user, self.clock.now()).await? {
             TransitionOutcome::Done(order) => {
-                self.gate.release(order.sale, user, id, None);
-                // What is owed is settled by the worker, off the request's path; if we die before, the start clears it.
-                self.pending_releases.notify_one();
+                let release = Release { user, order: id, existing: None };
+                if let Err(error) = self.tier.gate().release(order.sale, &[release]).await {
+                    tracing::warn!(order = %id, %error, "cannot release a mark yet; the worker tries again");
+                }
+                // The worker deletes the pending release, outside the request.
+                self.release_added.notify_one();
                 Ok(order)
             }
             TransitionOutcome::Repeated(order) => Ok(order),

@@ -1,16 +1,16 @@
 //! Proof of work before a login code is sent: off unless the settings say how hard.
 //!
-//! A puzzle is a text that we have sealed, with its expiry and its difficulty. Its solution is an answer for which the SHA-256 of
+//! A puzzle is a text signed by the server, with its expiry and its difficulty. Its solution is an answer for which the SHA-256 of
 //! `PUZZLE:PHONE:ANSWER` begins with so many zero bits. Nothing is kept of a puzzle until it is solved; then it is remembered
 //! until it expires, so that it works once. Each process remembers its own.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
 use rand::RngExt as _;
 use sha2::{Digest as _, Sha256};
 use stampede_core::{Code, Phone, Timestamp};
@@ -20,7 +20,7 @@ use crate::token::TokenSigner;
 
 /// How long a puzzle may take.
 const EXPIRES_IN: Duration = Duration::from_secs(120);
-/// How many solved puzzles are remembered. Beyond that requests hear 503 until some have expired.
+/// How many solved puzzles are remembered. Beyond that requests get 503 until some have expired.
 const MAX_SOLVED: usize = 100_000;
 const MAX_ANSWER: usize = 32;
 
@@ -80,7 +80,7 @@ impl ProofOfWork {
         }
         let solved = solution.and_then(|solution| self.opened(token_signer, phone, solution, now));
         let (name, expires_ms) = solved.ok_or(Error::Plain(Code::ProofRequired))?;
-        let mut solved = self.solved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut solved = self.solved.lock();
         if solved.len() >= MAX_SOLVED {
             solved.retain(|_, expires_ms| *expires_ms > now.ms());
             if solved.len() >= MAX_SOLVED {
@@ -93,7 +93,7 @@ impl ProofOfWork {
         }
     }
 
-    /// The random part and the expiry of a puzzle of ours that has not expired, if this solves it.
+    /// The random part and the expiry of the puzzle, if its signature is right, it has not expired, and this solves it.
     fn opened(
         &self,
         token_signer: &TokenSigner,

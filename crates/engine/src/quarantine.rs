@@ -3,9 +3,8 @@
 use stampede_core::ports::{DiscardOutcome, LedgerError, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Code, OrderId};
 
-use crate::commit::describe;
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::error::{Error, describe};
 
 impl Engine {
     /// The orders in quarantine, newest first, those below `before`.
@@ -17,11 +16,11 @@ impl Engine {
         self.stores.ledger.quarantined_order(id).await?.ok_or(Error::Plain(Code::NoSuchOrder))
     }
 
-    /// Records the order under the sale's present epoch. What the ledger refuses now is rejected, and its mark released.
+    /// Records the order under the sale's current epoch. If the ledger refuses it now, it is rejected and its mark is released.
     pub async fn retry_quarantined(&self, id: OrderId) -> Result<RecordOutcome, Error> {
         match self.stores.ledger.retry_quarantined(id).await {
             Ok(Some(recorded)) => {
-                self.pending_releases.notify_one();
+                self.release_added.notify_one();
                 Ok(recorded)
             }
             Ok(None) => Err(Error::Plain(Code::NoSuchOrder)),
@@ -34,10 +33,10 @@ impl Engine {
     pub async fn discard_quarantined(&self, id: OrderId) -> Result<(), Error> {
         match self.stores.ledger.discard_quarantined(id).await? {
             DiscardOutcome::Done => {
-                self.pending_releases.notify_one();
+                self.release_added.notify_one();
                 Ok(())
             }
-            // It was recorded in the meantime, and lives on.
+            // It was recorded in the meantime and is live.
             DiscardOutcome::AlreadyRecorded => Err(Error::Plain(Code::IllegalStep)),
             DiscardOutcome::NoSuchOrder => Err(Error::Plain(Code::NoSuchOrder)),
         }

@@ -1,26 +1,29 @@
-//! Takes admitted orders of one sale into the ledger, until it is known what became of each.
+//! Records admitted orders of one sale in the ledger until the outcome of each is known.
 //!
-//! - An outage is retried with the same ids and growing pauses for as long as it takes. A timeout is not a no, so nothing is released on doubt.
-//! - A batch with an error in its data is halved until the orders that fail alone are found. These become *suspects*: they keep their
-//!   marks and are tried again beside the queue, so that the other orders move on.
-//! - A suspect goes into quarantine after [`TRIES`] tries over at least `quarantine_after`, so that a short trouble quarantines nothing.
-//!   If every order of a batch fails alone, the orders are hardly to blame: such suspects wait, in addition, until the ledger has
-//!   recorded another order of the sale.
-//! - Suspects are bounded. At the bound a batch that fails is retried as a whole, like an outage, and the queue in front of it fills.
+//! - After an outage the batch is retried with the same ids and growing pauses for as long as it takes. A timeout does not mean
+//!   that the transaction failed, so no mark is released because of one.
+//! - A batch that the database rejects because of its data is halved until the orders that fail alone are found. These become
+//!   *suspects*: they keep their marks and are retried beside the queue, so that the other orders move on.
+//! - A suspect goes into quarantine after [`TRIES`] tries over at least `quarantine_after`, so that a short disturbance quarantines
+//!   nothing. If every order of a batch fails alone, the cause is probably not in the orders: such suspects wait, in addition, until
+//!   the ledger has recorded another order of the sale.
+//! - The number of suspects is bounded. At the bound a batch that fails is retried as a whole, as after an outage, and the queue
+//!   fills.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use metrics::{Counter, counter};
-use stampede_core::ports::{Admitted, Ledger, LedgerError, QuarantinedOrder, RecordOutcome};
+use parking_lot::{Mutex, MutexGuard};
+use stampede_core::ports::{Admitted, LedgerError, OrderLedger, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Clock, Epoch, OrderId, SaleId};
 use tokio::sync::Notify;
 
-use crate::commit::{CommitOutcome, Pending, describe};
+use crate::error::describe;
 
 /// How often a suspect is tried before it goes into quarantine.
 pub(crate) const TRIES: u32 = 8;
@@ -29,22 +32,36 @@ const MAX_SUSPECTS: usize = 1000;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// An order that failed alone, for a reason in its data as far as the database tells.
+/// An order on its way into the ledger.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pending {
+    pub(crate) epoch: Epoch,
+    pub(crate) admitted: Admitted,
+}
+
+/// What became of an order that was submitted to the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommitOutcome {
+    Known(RecordOutcome),
+    /// It could not be recorded so far. It keeps its mark and is retried beside the queue.
+    Undecided,
+}
+
+/// An order that failed alone, because of its data according to the database.
 #[derive(Debug, Clone)]
 struct Suspect {
     pending: Pending,
     error: String,
     since: Instant,
     tries: u32,
-    /// Every order of its batch failed: only another order that was recorded since shows that the ledger works.
+    /// Every order of its batch failed, so only an order that was recorded since shows that the ledger works.
     whole_batch: bool,
 }
 
-/// The recording end of one sale.
-#[derive(Debug)]
+/// Records the orders of one sale.
 pub(crate) struct Recording {
     sale: SaleId,
-    ledger: Arc<dyn Ledger>,
+    ledger: Arc<dyn OrderLedger>,
     clock: Arc<dyn Clock>,
     quarantine_after: Duration,
     suspects: Mutex<HashMap<OrderId, Suspect>>,
@@ -61,7 +78,7 @@ struct DataError(String);
 impl Recording {
     pub(crate) fn new(
         sale: SaleId,
-        ledger: Arc<dyn Ledger>,
+        ledger: Arc<dyn OrderLedger>,
         clock: Arc<dyn Clock>,
         quarantine_after: Duration,
     ) -> Self {
@@ -111,11 +128,11 @@ impl Recording {
     }
 
     async fn call(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>, LedgerError> {
-        // A panic below says as little about what happened as a lost connection does.
+        // After a panic, as after a lost connection, it is not known whether the transaction committed.
         let call = AssertUnwindSafe(self.ledger.record(self.sale, epoch, batch)).catch_unwind().await;
         let recorded = call.unwrap_or_else(|_| Err(LedgerError::Unknown("the ledger panicked".into())))?;
         if recorded.contains(&RecordOutcome::Inserted) {
-            *self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+            *self.last_recorded.lock() = Some(Instant::now());
         }
         Ok(recorded)
     }
@@ -150,7 +167,7 @@ impl Recording {
         isolating.boxed()
     }
 
-    /// Makes suspects of the orders that failed. `None` if there is no room for them; then nothing was done.
+    /// Adds the orders that failed to the suspects. `None` if that would exceed the bound; then nothing was done.
     fn suspect(
         &self,
         epoch: Epoch,
@@ -181,10 +198,10 @@ impl Recording {
     }
 
     fn suspects(&self) -> MutexGuard<'_, HashMap<OrderId, Suspect>> {
-        self.suspects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.suspects.lock()
     }
 
-    /// Returns when it is time to try the suspects again.
+    /// Waits until the suspects are due for another try.
     pub(crate) async fn suspects_due(&self) {
         while self.suspects().is_empty() {
             self.suspect_added.notified().await;
@@ -202,7 +219,7 @@ impl Recording {
             let outcome = match self.call(epoch, &[admitted]).await {
                 Ok(recorded) => recorded.first().copied(),
                 Err(LedgerError::Poison(error)) => self.count_try(suspect, describe(&*error)).await,
-                // The ledger is not there, so this was no try; the rest waits for the next turn.
+                // An outage does not count as a try; the rest waits for the next round.
                 Err(error) => {
                     tracing::warn!(sale = %self.sale, error = describe(&error), "cannot try orders again yet");
                     break;
@@ -224,7 +241,7 @@ impl Recording {
             suspect.tries = tries;
             suspect.error.clone_from(&error);
         }
-        let last_recorded = *self.last_recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_recorded = *self.last_recorded.lock();
         let ledger_works = !whole_batch || last_recorded.is_some_and(|at| at > since);
         if tries < TRIES || since.elapsed() < self.quarantine_after || !ledger_works {
             return None;
@@ -244,10 +261,10 @@ impl Recording {
         }
     }
 
-    /// At shutdown: what is still not known. No buyer was promised any of these.
+    /// Logs the orders that are undecided at shutdown. No buyer was told that they have one of these.
     pub(crate) fn report_undecided(&self) {
         for suspect in self.suspects().values() {
-            tracing::error!(sale = %self.sale, order = %suspect.pending.admitted.order, error = suspect.error, "an order could not be recorded until the end");
+            tracing::error!(sale = %self.sale, order = %suspect.pending.admitted.order, error = suspect.error, "an order could not be recorded before shutdown");
         }
     }
 }

@@ -1,17 +1,14 @@
-//! Sales as visitors see them, and as an operator edits them. Up goes ledger first, then the gate.
+//! Sales as visitors see them and as administrators edit them. An edit is committed in the ledger first, then applied to the gate.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
-use stampede_core::ports::Snapshot;
-use stampede_core::ports::{CreateOutcome, EditOutcome, OrderRow, SaleDraft};
+use stampede_core::ports::{CreateOutcome, EditOutcome, LedgerError, OrderRow, SaleDraft, Snapshot};
 use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, shop};
 
 use crate::audit::Outcome;
-use crate::commit::describe;
-use crate::engine::{Engine, is_long_over};
-use crate::error::Error;
+use crate::engine::Engine;
+use crate::error::{Error, describe};
+use crate::retention::is_long_over;
 
 /// A sale and what remains of it now.
 #[derive(Debug, Clone)]
@@ -20,36 +17,6 @@ pub struct SaleView {
     /// `None` for a draft.
     pub state: Option<SaleState>,
     pub remaining: u32,
-}
-
-/// How many sales one look goes through.
-const MAX_LOOK: usize = 1000;
-
-/// The sales there are, in memory: a crowd that looks does not reach the ledger.
-#[derive(Debug, Default)]
-pub(crate) struct SaleIndex {
-    sales: RwLock<BTreeMap<SaleId, Arc<Sale>>>,
-}
-
-impl SaleIndex {
-    pub(crate) fn put(&self, sale: Sale) {
-        let mut sales = self.sales.write().unwrap_or_else(PoisonError::into_inner);
-        let newer = sales.get(&sale.id).is_none_or(|held| held.ver <= sale.ver);
-        if newer {
-            sales.insert(sale.id, Arc::new(sale));
-        }
-    }
-
-    fn get(&self, id: SaleId) -> Option<Arc<Sale>> {
-        self.sales.read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()
-    }
-
-    /// Newest first, those below `before`; at most so many that a look at them is short.
-    fn newest(&self, before: Option<SaleId>) -> Vec<Arc<Sale>> {
-        let sales = self.sales.read().unwrap_or_else(PoisonError::into_inner);
-        let below = (Bound::Unbounded, before.map_or(Bound::Unbounded, Bound::Excluded));
-        sales.range(below).rev().take(MAX_LOOK).map(|(_, sale)| sale.clone()).collect()
-    }
 }
 
 impl Engine {
@@ -64,8 +31,8 @@ impl Engine {
     pub async fn sale(&self, id: SaleId) -> Result<SaleView, Error> {
         let view = match self.any_sale(id) {
             Ok(view) => view,
-            Err(nobody) => {
-                let sale = self.made_elsewhere(id).await?.ok_or(nobody)?;
+            Err(missing) => {
+                let sale = self.find_in_ledger(id).await?.ok_or(missing)?;
                 self.view(sale, self.clock.now())
             }
         };
@@ -84,16 +51,19 @@ impl Engine {
         self.sale_index.newest(before).into_iter().take(limit).map(|sale| self.view(sale, now)).collect()
     }
 
-    /// What the gate holds of a sale now, and a digest over its marks.
-    pub fn gate_of(&self, id: SaleId) -> Result<(Snapshot, u64), Error> {
-        let nobody = Error::Refused(Refusal::NoSuchSale);
-        self.gate.digest(id).ok_or(nobody)
+    /// The state of a sale in the gate, and a digest over its marks.
+    pub async fn gate_snapshot(&self, id: SaleId) -> Result<(Snapshot, u64), Error> {
+        self.tier.gate().digest(id).await?.ok_or(Error::Refused(Refusal::NoSuchSale))
     }
 
-    /// The marks that the gate holds of a sale now, by rising user, those above `after`.
-    pub fn marks_of(&self, id: SaleId, after: Option<UserId>, limit: usize) -> Result<Vec<(UserId, OrderId)>, Error> {
-        self.gate.snapshot(id).ok_or(Error::Refused(Refusal::NoSuchSale))?;
-        let mut marks = self.gate.marks(id);
+    /// The marks of a sale in the gate, of users above `after`, by rising user.
+    pub async fn marks(
+        &self,
+        id: SaleId,
+        after: Option<UserId>,
+        limit: usize,
+    ) -> Result<Vec<(UserId, OrderId)>, Error> {
+        let mut marks = self.tier.gate().marks(id).await?.ok_or(Error::Refused(Refusal::NoSuchSale))?;
         marks.retain(|(user, _)| after.is_none_or(|after| *user > after));
         marks.sort_unstable();
         marks.truncate(limit);
@@ -107,20 +77,20 @@ impl Engine {
     }
 
     fn view(&self, sale: Arc<Sale>, now: Timestamp) -> SaleView {
-        let remaining = self.gate.snapshot(sale.id).map_or(0, |snapshot| snapshot.remaining());
+        let remaining = self.tier.remaining(sale.id).unwrap_or(0);
         let state = SaleState::of(sale.status, sale.window, now, remaining);
         SaleView { sale, state, remaining }
     }
 
-    /// A sale that another process has made a moment ago, opened here too. Whoever asks for it, the ledger is asked once.
-    pub(crate) async fn made_elsewhere(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
+    /// A sale that another process has created a moment ago. It is opened here, too. Concurrent calls ask the ledger once.
+    pub(crate) async fn find_in_ledger(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
         let Some(sales) = &self.catalogue_cache.sales else { return Ok(None) };
-        let (ledger, gate, clock) = (self.stores.ledger.clone(), self.gate.clone(), self.clock.clone());
+        let (ledger, tier, clock) = (self.stores.ledger.clone(), self.tier.clone(), self.clock.clone());
         let load = async move || {
             let Some(loaded) = ledger.load(id).await? else { return Ok(None) };
             let sale = loaded.sale.clone();
             if !is_long_over(&sale, clock.now()) {
-                gate.open(loaded);
+                tier.gate().open(loaded).await.map_err(|error| LedgerError::Unavailable(error.into()))?;
             }
             Ok(Some(sale))
         };
@@ -141,15 +111,15 @@ impl Engine {
             CreateOutcome::ParentMissing => return Err(Error::Plain(Code::NoSuchVoucher)),
             CreateOutcome::AlreadyExists => return Err(Error::Plain(Code::SaleExists)),
         }
-        // It is made: a failure from here on is not "nothing was done".
+        // The sale is created, so after a failure from here on the outcome is not known.
         let loaded = self.stores.ledger.load(id).await.map_err(|error| {
-            tracing::error!(sale = %id, error = describe(&error), "a sale was made but cannot be read");
+            tracing::error!(sale = %id, error = describe(&error), "a sale was created but cannot be read");
             Error::OutcomeUnknown
         })?;
         let loaded = loaded.ok_or(Error::Plain(Code::Internal))?;
         let sale = loaded.sale.clone();
-        if !self.is_long_over(&sale) {
-            self.gate.open(loaded);
+        if !is_long_over(&sale, self.clock.now()) {
+            self.tier.gate().open(loaded).await.map_err(|_| Error::OutcomeUnknown)?;
         }
         self.sale_index.put(sale);
         self.any_sale(id)
@@ -159,6 +129,7 @@ impl Engine {
     pub async fn set_sale_status(&self, id: SaleId, status: SaleStatus) -> Result<Outcome<SaleView>, Error> {
         let edited = self.stores.ledger.set_status(id, status).await?;
         self.apply(id, edited, |from| format!("a sale that is {} cannot become {}", from.as_str(), status.as_str()))
+            .await
     }
 
     /// Adds stock, once per request id.
@@ -169,26 +140,30 @@ impl Engine {
             SaleStatus::Ended => "the sale has ended".to_owned(),
             _ => format!("a sale has at most {} in all", shop::MAX_STOCK),
         })
+        .await
     }
 
-    /// Brings an edit of the ledger to the gate. `reason` says why it is not legal for a sale of this status.
-    fn apply(
+    /// Applies an edit of the ledger to the gate. `reason` says why it is not legal for a sale of this status.
+    async fn apply(
         &self,
         id: SaleId,
         edited: EditOutcome,
-        reason: impl FnOnce(SaleStatus) -> String,
+        reason: impl FnOnce(SaleStatus) -> String + Send,
     ) -> Result<Outcome<SaleView>, Error> {
-        let show = |sale: Sale| {
-            self.gate.edit(&sale);
-            self.sale_index.put(sale);
-            self.any_sale(id)
+        let (sale, before) = match edited {
+            EditOutcome::Done { before, after } => (after, Some(before)),
+            EditOutcome::Repeated(sale) => (sale, None),
+            EditOutcome::NoSuchSale => return Err(Error::Refused(Refusal::NoSuchSale)),
+            EditOutcome::Illegal(status) => return Err(Error::Illegal(reason(status))),
+            EditOutcome::RequestIdReused => return Err(Error::Plain(Code::RequestIdReused)),
         };
-        match edited {
-            EditOutcome::Done { before, after } => Ok(Outcome::edited(show(after.clone())?, &before, &after)),
-            EditOutcome::Repeated(sale) => Ok(Outcome::unchanged(show(sale)?)),
-            EditOutcome::NoSuchSale => Err(Error::Refused(Refusal::NoSuchSale)),
-            EditOutcome::Illegal(status) => Err(Error::Illegal(reason(status))),
-            EditOutcome::RequestIdReused => Err(Error::Plain(Code::RequestIdReused)),
-        }
+        // The ledger has the edit, so after a failure of the gate the outcome is not known. Repeating the request applies it.
+        self.tier.gate().edit(&sale).await.map_err(|_| Error::OutcomeUnknown)?;
+        self.sale_index.put(sale.clone());
+        let view = self.any_sale(id)?;
+        Ok(match before {
+            Some(before) => Outcome::edited(view, &before, &sale),
+            None => Outcome::unchanged(view),
+        })
     }
 }

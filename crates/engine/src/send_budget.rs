@@ -5,10 +5,10 @@
 //! bounded memory.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, counter};
+use parking_lot::Mutex;
 use stampede_core::Phone;
 use stampede_limit::{Limit, SlidingWindow, network};
 
@@ -24,6 +24,21 @@ pub struct SendBudgets {
     pub per_shop: Limit,
     /// How many phones and addresses each budget remembers.
     pub memory: usize,
+}
+
+impl SendBudgets {
+    /// The same limit for every budget.
+    pub const fn uniform(limit: Limit, memory: usize) -> Self {
+        Self {
+            per_phone: limit,
+            per_phone_day: limit,
+            per_address: limit,
+            per_ipv6_56: limit,
+            per_ipv6_48: limit,
+            per_shop: limit,
+            memory,
+        }
+    }
 }
 
 /// The address that budgets, shares and challenges are counted by.
@@ -69,7 +84,7 @@ impl Budget {
     fn refused(&self, key: &Key, phone: &Phone, address: IpAddr) {
         self.spent.increment(1);
         let refused = {
-            let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut logged = self.logged.lock();
             logged.1 += 1;
             if logged.0.is_some_and(|at| at.elapsed() < LOG_EVERY) {
                 return;
@@ -105,7 +120,7 @@ impl SendLimiter {
         }
     }
 
-    /// Every budget that a code to this phone for this address counts against. Shares come before their wholes.
+    /// Every budget that a code to this phone for this address counts against. A share precedes the budget that it is a part of.
     fn budgets(&self, phone: &Phone, address: IpAddr) -> Vec<(&Budget, Key)> {
         let share = || Key::Share(phone.clone(), counted_as(address));
         let mut budgets = vec![

@@ -1,11 +1,12 @@
-//! Sessions in memory: many small maps, so that a crowd does not queue at one lock. Bounded: a full map gives up some of its
-//! sessions, which are read from the ledger when they come again.
+//! The cache of sessions: many small maps, so that requests do not contend for one lock. Bounded: a full map evicts some of its
+//! sessions, which are read from the ledger when they are used again.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use stampede_core::ports::SessionId;
 
 const SHARDS: usize = 64;
@@ -27,7 +28,7 @@ impl<T> Sessions<T> {
 
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<T>>> {
         let place = usize::try_from(self.hasher.hash_one(id) % SHARDS as u64).unwrap_or(0);
-        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[place].lock()
     }
 
     pub(crate) fn get(&self, id: SessionId) -> Option<Arc<T>> {
@@ -59,9 +60,9 @@ impl<T> Sessions<T> {
     }
 
     /// Keeps only what is worth it.
-    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
+    pub(crate) fn retain(&self, predicate: impl Fn(&T) -> bool) {
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, session| keep(session));
+            shard.lock().retain(|_, session| predicate(session));
         }
     }
 }
@@ -84,10 +85,10 @@ mod tests {
             sessions.put(id, Arc::new(n));
             assert_eq!(sessions.get(id).as_deref(), Some(&n));
         }
-        let count = || sessions.shards.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>();
+        let count = || sessions.shards.iter().map(|shard| shard.lock().len()).sum::<usize>();
         assert!((500..=1024).contains(&count()), "{}", count());
         sessions.retain(|n| n % 2 == 0);
-        let odd = |shard: &Mutex<HashMap<SessionId, Arc<u128>>>| shard.lock().unwrap().values().any(|n| **n % 2 == 1);
+        let odd = |shard: &Mutex<HashMap<SessionId, Arc<u128>>>| shard.lock().values().any(|n| **n % 2 == 1);
         assert!(count() > 0 && !sessions.shards.iter().any(odd));
         let id = SessionId(1_u128.to_be_bytes());
         assert_eq!(*sessions.get_or_put(id, Arc::new(1)), 1);

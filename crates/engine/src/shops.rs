@@ -23,7 +23,7 @@ impl Engine {
         self.catalogue_cache.shop(id).await
     }
 
-    /// The shop's vouchers on the shelf.
+    /// The shop's vouchers that are shown to visitors.
     pub async fn vouchers_of(&self, shop: ShopId) -> Result<Vec<Voucher>, Error> {
         Ok(self.catalogue_cache.vouchers_of(shop).await?.iter().filter(|voucher| voucher.on_shelf).cloned().collect())
     }
@@ -88,7 +88,7 @@ impl Engine {
         })
     }
 
-    /// Puts the voucher on the shelf or takes it off. Its sale, if it has one, goes on: pause or end that.
+    /// Sets whether the voucher is shown to visitors. Its sale, if it has one, is not affected.
     pub async fn shelve(&self, id: VoucherId, on_shelf: bool) -> Result<Outcome<Voucher>, Error> {
         let (catalogue, shop) = (self.stores.catalogue.clone(), self.voucher(id).await?.shop);
         let shelving = async move { catalogue.shelve_voucher(id, on_shelf).await };

@@ -78,7 +78,7 @@ impl TokenSigner {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Whose token is it? `None` for one that we did not make.
+    /// The session and user of a token; `None` if its signature is wrong.
     pub(crate) fn open(&self, token: &str) -> Option<(SessionId, UserId)> {
         if token.len() != TEXT_BYTES {
             return None;

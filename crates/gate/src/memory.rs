@@ -1,17 +1,18 @@
 //! The gate in memory.
 //!
-//! There is no stock counter. A sale has its marks (who has which order) and a cap; what remains is the cap less the marks.
-//! Returning stock twice is then impossible: a release takes one mark away, if it is still that order's. The memory is
-//! bounded by the stock, not by the crowd: who is refused leaves nothing behind.
+//! Its memory is bounded by the stock, not by the number of buyers: a buyer who is refused leaves nothing behind.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
+use async_trait::async_trait;
+use parking_lot::{Mutex, RwLock};
 use stampede_core::admission::mark_digest;
 use stampede_core::failpoint;
-use stampede_core::ports::{Decision, LoadedSale, Snapshot};
+use stampede_core::ports::gate::{AdmitRequest, Release};
+use stampede_core::ports::{Decision, Gate, GateError, LoadedSale, Snapshot};
 use stampede_core::sale::closed;
 use stampede_core::{Admission, Epoch, Money, OrderId, Refusal, Sale, SaleId, SaleStatus, Timestamp, UserId, Window};
 
@@ -22,13 +23,15 @@ struct State {
     status: SaleStatus,
     window: Window,
     price: Money,
-    /// As the ledger has it. For a while there may be more marks: see [`State::cap`].
+    /// The ledger's cap. For a while there may be more marks: see [`State::cap`].
     cap: u32,
-    /// The time of the latest admission: admissions never go back in time, whatever the clock does.
+    /// The time of the latest admission. Admissions never go back in time, whatever the clock does.
     high_water: Timestamp,
     seq: i64,
-    /// Rises with every release, so that a reload can tell that what it read is out of date.
+    /// Counts releases and edits: see [`Decision::generation`].
     generation: u64,
+    /// Counts releases, so that a reload can tell that what it read is out of date.
+    releases: u64,
     /// How many of the marks are settled.
     settled: u32,
     marks: HashMap<UserId, Mark>,
@@ -37,11 +40,11 @@ struct State {
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     order: OrderId,
-    /// The ledger has it. A mark that is not settled belongs to an order on its way.
+    /// Whether the ledger has the order. A mark that is not settled belongs to an order on its way.
     settled: bool,
 }
 
-/// The gates of all sales.
+/// The gate of all sales.
 #[derive(Default)]
 pub struct MemoryGate {
     sales: RwLock<HashMap<SaleId, Arc<Mutex<State>>>>,
@@ -52,8 +55,8 @@ impl State {
         u32::try_from(self.marks.len()).unwrap_or(u32::MAX)
     }
 
-    /// Never below the marks. After a reload there may be more marks than the ledger's cap: those of orders on their way, which the ledger
-    /// will refuse because other processes were quicker. When they are released, the cap is the ledger's again.
+    /// Never below the number of marks. After a reload there may be more marks than the ledger's cap: those of orders on their way,
+    /// which the ledger will refuse because other processes were quicker. When they are released, the cap is the ledger's again.
     fn cap(&self) -> u32 {
         self.cap.max(self.marks())
     }
@@ -76,7 +79,7 @@ impl State {
         }
         let (full, shut) = (self.marks() >= self.cap, closed(self.status, self.window, now));
         match self.marks.entry(user) {
-            // Who has one gets it back whatever the hour; a draft alone is as if it were not there.
+            // A buyer who holds a mark gets its order id whatever state the sale is in, except that a draft is not shown.
             Entry::Occupied(mark) if shut != Some(Refusal::NoSuchSale) => {
                 let held = mark.get().order;
                 if held == order { Admission::Admitted(held) } else { Admission::AlreadyHas(held) }
@@ -98,28 +101,23 @@ impl MemoryGate {
     }
 
     fn find(&self, sale: SaleId) -> Option<Arc<Mutex<State>>> {
-        self.sales.read().unwrap_or_else(PoisonError::into_inner).get(&sale).cloned()
+        self.sales.read().get(&sale).cloned()
     }
 
     fn with<T>(&self, sale: SaleId, act: impl FnOnce(&mut State) -> T) -> Option<T> {
-        Some(act(&mut lock(&*self.find(sale)?)))
+        Some(act(&mut self.find(sale)?.lock()))
     }
 
-    /// One for `user`, under the id `order`? `None` if there is no such sale.
+    /// Decides whether `user` may buy, under the order id `order`. `None` if there is no such sale.
     pub fn admit(&self, sale: SaleId, user: UserId, order: OrderId, now: Timestamp) -> Option<Decision> {
         self.with(sale, |state| {
             let admission = state.admit(user, order, now);
-            Decision {
-                admission,
-                epoch: state.epoch,
-                seq: state.seq,
-                price: state.price,
-                at: state.high_water.max(now),
-            }
+            let State { epoch, generation, seq, price, .. } = *state;
+            Decision { admission, epoch, generation, seq, price, at: state.high_water.max(now) }
         })
     }
 
-    /// Takes the user's mark away if it is still this order's, or sets it to `existing`, the live order the ledger found.
+    /// Removes the user's mark if it still belongs to this order, or sets it to `existing`, the live order that the ledger found.
     pub fn release(&self, sale: SaleId, user: UserId, order: OrderId, existing: Option<OrderId>) -> bool {
         let released = self.with(sale, |state| {
             let Entry::Occupied(mut mark) = state.marks.entry(user) else { return false };
@@ -132,12 +130,13 @@ impl MemoryGate {
             };
             state.settled = state.settled + u32::from(existing.is_some()) - u32::from(was.settled);
             state.generation += 1;
+            state.releases += 1;
             true
         });
         released.unwrap_or(false)
     }
 
-    /// The ledger has these orders.
+    /// Notes that the ledger has these orders.
     pub fn settle(&self, sale: SaleId, orders: impl IntoIterator<Item = (UserId, OrderId)>) {
         self.with(sale, |state| {
             for (user, order) in orders {
@@ -149,7 +148,7 @@ impl MemoryGate {
         });
     }
 
-    /// Takes a newer version of the sale's settings. The cap is never set below the marks; what it became is returned.
+    /// Applies a newer version of the sale's settings. The cap is never set below the number of marks. Returns the resulting cap.
     pub fn edit(&self, sale: &Sale) -> Option<u32> {
         self.with(sale.id, |state| {
             if sale.ver > state.ver {
@@ -157,12 +156,13 @@ impl MemoryGate {
                 state.status = sale.status;
                 state.window = sale.window;
                 state.cap = sale.cap.max(state.marks());
+                state.generation += 1;
             }
             state.cap()
         })
     }
 
-    /// Puts the sale in place as the ledger knows it, unless it is there already: what is there is newer.
+    /// Opens the sale with the ledger's settings and marks, unless it is open: what the gate has is newer.
     pub fn open(&self, loaded: LoadedSale) {
         let LoadedSale { sale, marks } = loaded;
         let marks: HashMap<_, _> =
@@ -177,32 +177,34 @@ impl MemoryGate {
             high_water: Timestamp::from_ms(0),
             seq: 0,
             generation: 0,
+            releases: 0,
             settled: u32::try_from(marks.len()).unwrap_or(u32::MAX),
             marks,
         };
-        let mut sales = self.sales.write().unwrap_or_else(PoisonError::into_inner);
+        let mut sales = self.sales.write();
         sales.entry(sale.id).or_insert_with(|| Arc::new(Mutex::new(state)));
     }
 
-    /// To be taken before the ledger is read for a [`MemoryGate::reload`].
-    pub fn generation(&self, sale: SaleId) -> Option<u64> {
-        self.with(sale, |state| state.generation)
+    /// The number of releases, to be read before the ledger is read for a [`MemoryGate::reload`].
+    pub fn releases(&self, sale: SaleId) -> Option<u64> {
+        self.with(sale, |state| state.releases)
     }
 
-    /// Takes over what the ledger knows of the sale, but for the marks of orders on their way. `false` if a mark was
-    /// released since `generation`: what was read may then hold an order that is dead. No order of this sale may be
-    /// recorded by this process between the read and this call.
-    pub fn reload(&self, loaded: LoadedSale, generation: u64) -> bool {
+    /// Replaces the state by the ledger's, except for the marks of orders on their way. Returns `false` and changes nothing if a
+    /// mark was released since `releases` was read: the ledger's state may then contain an order that is dead. This process must
+    /// not record an order of this sale between the read and this call.
+    pub fn reload(&self, loaded: LoadedSale, releases: u64) -> bool {
         let LoadedSale { sale, marks } = loaded;
         let reloaded = self.with(sale.id, |state| {
-            if state.generation != generation {
+            if state.releases != releases {
                 return false;
             }
             state.marks.retain(|_, mark| !mark.settled);
             state.marks.extend(marks.into_iter().map(|(user, order)| (user, Mark { order, settled: true })));
             state.settled = u32::try_from(state.marks.values().filter(|mark| mark.settled).count()).unwrap_or(u32::MAX);
             state.epoch = sale.epoch;
-            // An edit may have come since the read.
+            state.generation += 1;
+            // An edit may have been applied since the read.
             if sale.ver >= state.ver {
                 state.ver = sale.ver;
                 state.status = sale.status;
@@ -214,43 +216,80 @@ impl MemoryGate {
         reloaded.unwrap_or(false)
     }
 
-    /// The sale as the gate has it now, in one moment.
+    /// The state of the sale.
     pub fn snapshot(&self, sale: SaleId) -> Option<Snapshot> {
         self.with(sale, |state| state.snapshot())
     }
 
-    /// The sale as the gate has it now, with a digest over its marks, of one moment.
+    /// The state of the sale, with a digest over its marks of the same moment.
     pub fn digest(&self, sale: SaleId) -> Option<(Snapshot, u64)> {
         self.with(sale, |state| {
             (state.snapshot(), mark_digest(state.marks.iter().map(|(&user, mark)| (user, mark.order))))
         })
     }
 
-    /// The sales that are open here.
+    /// The sales that are open.
     pub fn sales(&self) -> Vec<SaleId> {
-        self.sales.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+        self.sales.read().keys().copied().collect()
     }
 
-    /// Forgets the sale.
+    /// Removes the sale.
     pub fn remove(&self, sale: SaleId) -> bool {
-        self.sales.write().unwrap_or_else(PoisonError::into_inner).remove(&sale).is_some()
+        self.sales.write().remove(&sale).is_some()
     }
 
     /// Every mark of the sale.
-    pub fn marks(&self, sale: SaleId) -> Vec<(UserId, OrderId)> {
+    pub fn marks(&self, sale: SaleId) -> Option<Vec<(UserId, OrderId)>> {
         self.with(sale, |state| state.marks.iter().map(|(&user, mark)| (user, mark.order)).collect())
-            .unwrap_or_default()
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    // Nothing under this lock panics between two changes that belong together.
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+#[async_trait]
+impl Gate for MemoryGate {
+    async fn admit(
+        &self,
+        sale: SaleId,
+        requests: &[AdmitRequest],
+        now: Timestamp,
+    ) -> Result<Option<Vec<Decision>>, GateError> {
+        Ok(requests.iter().map(|&AdmitRequest { user, order }| self.admit(sale, user, order, now)).collect())
+    }
+
+    async fn release(&self, sale: SaleId, releases: &[Release]) -> Result<Vec<bool>, GateError> {
+        let release = |&Release { user, order, existing }: &Release| self.release(sale, user, order, existing);
+        Ok(releases.iter().map(release).collect())
+    }
+
+    async fn settle(&self, sale: SaleId, orders: &[(UserId, OrderId)]) -> Result<(), GateError> {
+        self.settle(sale, orders.iter().copied());
+        Ok(())
+    }
+
+    async fn edit(&self, sale: &Sale) -> Result<Option<u32>, GateError> {
+        Ok(self.edit(sale))
+    }
+
+    async fn open(&self, loaded: LoadedSale) -> Result<(), GateError> {
+        self.open(loaded);
+        Ok(())
+    }
+
+    async fn snapshot(&self, sale: SaleId) -> Result<Option<Snapshot>, GateError> {
+        Ok(self.snapshot(sale))
+    }
+
+    async fn digest(&self, sale: SaleId) -> Result<Option<(Snapshot, u64)>, GateError> {
+        Ok(self.digest(sale))
+    }
+
+    async fn marks(&self, sale: SaleId) -> Result<Option<Vec<(UserId, OrderId)>>, GateError> {
+        Ok(self.marks(sale))
+    }
 }
 
 impl fmt::Debug for MemoryGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sales = self.sales.read().unwrap_or_else(PoisonError::into_inner).len();
+        let sales = self.sales.read().len();
         f.debug_struct("MemoryGate").field("sales", &sales).finish()
     }
 }

@@ -124,7 +124,7 @@ pub(crate) async fn gate(
     _: Viewer,
     Id(id): Id<SaleId>,
 ) -> Result<Answer<GateAnswer>, Problem> {
-    let (gate, digest) = app.engine.gate_of(id)?;
+    let (gate, digest) = app.engine.gate_snapshot(id).await?;
     let (ver, cap, marks, settled) = (gate.ver, gate.cap, gate.marks, gate.settled);
     Ok(Answer(GateAnswer { ver, cap, marks, settled, digest: format!("{digest:016x}"), waiting: app.engine.waiting() }))
 }

@@ -47,7 +47,7 @@ pub(crate) async fn marks(
     if !(1..=100_000).contains(&limit) {
         return Err(Problem::invalid("limit", "must be between 1 and 100000"));
     }
-    let marks = app.engine.marks_of(id, params.after, limit as usize)?;
+    let marks = app.engine.marks(id, params.after, limit as usize).await?;
     let next = marks.last().filter(|_| marks.len() == limit as usize).map(|(user, _)| *user);
     let marks = marks.into_iter().map(|(user_id, order_id)| MarkAnswer { user_id, order_id }).collect();
     Ok(Answer(MarksAnswer { marks, next }))

@@ -26,6 +26,7 @@ use crate::sales::page_size;
 #[derive(Debug)]
 pub(crate) struct BuyMetrics {
     created: Counter,
+    accepted: Counter,
     already: Counter,
     refused: Vec<(Code, Counter)>,
 }
@@ -49,6 +50,7 @@ impl BuyMetrics {
         let of = |answer: &'static str| counter!("stampede_buy_answers_total", "answer" => answer);
         Self {
             created: of("created"),
+            accepted: of("accepted"),
             already: of("already"),
             refused: REFUSALS.iter().map(|&code| (code, of(code.as_str()))).collect(),
         }
@@ -56,8 +58,9 @@ impl BuyMetrics {
 
     fn count(&self, bought: &Result<Bought, Error>) {
         match bought {
-            Ok(bought) if bought.already => self.already.increment(1),
-            Ok(_) => self.created.increment(1),
+            Ok(Bought::Created(_)) => self.created.increment(1),
+            Ok(Bought::Accepted(_)) => self.accepted.increment(1),
+            Ok(Bought::Already(_)) => self.already.increment(1),
             Err(error) => self.count_refused(error.code()),
         }
     }
@@ -149,12 +152,30 @@ pub(crate) fn wanted(method: &Method, uri: &Uri) -> Option<SaleId> {
 pub(crate) async fn sell(app: &App, user: UserId, sale: SaleId) -> Result<Response, Error> {
     let bought = app.engine.buy(sale, user).await;
     app.buy_metrics.count(&bought);
-    let Bought { order, already } = bought?;
+    let bought = bought?;
     let mut body = Vec::with_capacity(256);
-    // Numbers and words of ours: that cannot fail. If it did, the order would be there all the same.
-    serde_json::to_writer(&mut body, &OrderAnswer::new(&order, Some(already))).map_err(|_| Error::OutcomeUnknown)?;
-    let status = if already { StatusCode::OK } else { StatusCode::CREATED };
-    Ok(respond(status, Body::from(body), HeaderValue::try_from(format!("/v1/orders/{}", order.id)).ok()))
+    let (status, written) = match &bought {
+        Bought::Created(order) => {
+            (StatusCode::CREATED, serde_json::to_writer(&mut body, &OrderAnswer::new(order, Some(false))))
+        }
+        Bought::Already(order) => {
+            (StatusCode::OK, serde_json::to_writer(&mut body, &OrderAnswer::new(order, Some(true))))
+        }
+        Bought::Accepted(id) => {
+            (StatusCode::ACCEPTED, serde_json::to_writer(&mut body, &AcceptedResponse { id: *id, sale_id: sale }))
+        }
+    };
+    // Numbers and fixed words cannot fail to serialize. If they did, the order would exist all the same.
+    written.map_err(|_| Error::OutcomeUnknown)?;
+    let location = HeaderValue::try_from(format!("/v1/orders/{}", bought.id())).ok();
+    Ok(respond(status, Body::from(body), location))
+}
+
+/// The answer while an order is on its way to the ledger.
+#[derive(Serialize)]
+struct AcceptedResponse {
+    id: OrderId,
+    sale_id: SaleId,
 }
 
 /// The response that an order, or the no-op of a load test, is sent in.

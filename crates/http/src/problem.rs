@@ -123,7 +123,7 @@ impl From<Error> for Problem {
             Error::Limited { wait } => problem.retry_after = Some(wait),
             // Only operators see it.
             Error::NotRecordable(said) => problem.detail = Some(said),
-            Error::Ledger(_) | Error::Sender(_) => {
+            Error::Ledger(_) | Error::Gate(_) | Error::Sender(_) => {
                 // The public text says what to do; the cause is for the log alone.
                 tracing::error!(error = &error as &dyn std::error::Error, code = code.as_str(), "a request failed");
             }

@@ -82,6 +82,7 @@ async fn filter_lets_a_key_pass_once_another_node_has_created_it() {
             until("the reader finds the key", || async { source.get(&reader, key).await == Some(1) }).await;
         }
         let stats = reader.stats();
-        assert!(stats.filtered > 0 && (capacity > 1 || stats.empty_hits > 0), "{stats:?}");
+        // The small filter is so full that nearly every key passes it.
+        assert!(if capacity > 1 { stats.filtered > 0 } else { stats.empty_hits > 0 }, "{stats:?}");
     }
 }

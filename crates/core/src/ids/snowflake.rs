@@ -2,7 +2,7 @@
 //!
 //! Why an id never repeats: a [`Lease`] grants one worker number for a range of milliseconds in the lessor's clock, no two
 //! leases of a worker overlap, and a maker embeds only milliseconds inside its lease, in rising order. The node's own clock
-//! only chooses *where* inside the range; when it goes back, the maker goes on from its last millisecond.
+//! only chooses *where* inside the range; when it goes back, the maker continues from its last millisecond.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,7 +59,7 @@ impl Snowflake {
         Self { clock, state: Mutex::new(state) }
     }
 
-    /// Goes on under a renewed or a new lease.
+    /// Continues under a renewed or a new lease.
     pub fn grant(&self, lease: Lease) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if lease.from.ms() > state.ms {
@@ -67,13 +67,13 @@ impl Snowflake {
             state.ms = lease.from.ms() - 1;
             state.sequence = LAST_SEQUENCE;
         } else if lease.worker != state.lease.worker {
-            // The rest of this millisecond is not ours under the new number either.
+            // The rest of this millisecond may not be used under the new number either.
             state.sequence = LAST_SEQUENCE;
         }
         state.lease = lease;
     }
 
-    /// The moment that an id tells.
+    /// The time at which an id was made.
     pub const fn made_at(id: i64) -> Timestamp {
         Timestamp::from_ms((id >> (WORKER_BITS + SEQUENCE_BITS)) + EPOCH_MS)
     }

@@ -45,7 +45,7 @@ pub struct Challenge {
     pub phone: Phone,
     /// The address that requested it, or its network of 64 bits.
     pub address: IpAddr,
-    /// What is kept of the code.
+    /// A keyed hash of the code.
     pub seal: Vec<u8>,
     /// How long the code is.
     pub digits: u32,
@@ -61,14 +61,14 @@ pub enum WhichChallenge {
     NewestFrom(IpAddr),
 }
 
-/// What came of a login with the right code.
+/// The result of a login with the right code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogInOutcome {
     /// The session is open. `ended` are the user's oldest sessions, which had to end because there were too many.
     Done { user: User, ended: Vec<SessionId> },
-    /// Another login has used the challenge.
+    /// Another login has consumed the challenge.
     Used,
-    /// The account is disabled. The challenge is used up.
+    /// The account is disabled. The challenge is consumed.
     Disabled,
 }
 
@@ -88,23 +88,23 @@ pub struct Disabled {
     pub ended: Vec<SessionId>,
 }
 
-/// People, their login codes and their sessions.
+/// Users, their login codes and their sessions.
 ///
 /// Every transaction about a phone's challenges locks the phone's row first, and every transaction that opens a session or ends
 /// all of a user's sessions locks the user's row.
 #[async_trait]
 pub trait Accounts: Send + Sync + fmt::Debug {
-    /// The named secret; the first caller's `fresh` becomes it.
+    /// The secret of this name. If there is none, `fresh` is stored and returned.
     async fn secret(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>>;
 
     /// Tries at codes of this phone since its last login, over all its challenges.
     async fn login_failures(&self, phone: &Phone) -> Result<u32>;
 
-    /// Keeps a challenge. A phone has at most `max_live` of them: beyond that the oldest of the address that has the most ends,
+    /// Stores a challenge. A phone has at most `max_live` of them: beyond that the oldest of the address that has the most ends,
     /// so that one address cannot push out another's.
     async fn put_challenge(&self, challenge: &Challenge, max_live: usize) -> Result<()>;
 
-    /// Counts one try at a challenge of this phone, *then* returns it to be compared: no crowd of guesses compares more than
+    /// Counts one try at a challenge of this phone, *then* returns it to be compared: concurrent guesses compare at most
     /// `max_tries`. `None` if there is no such challenge, or it has expired or was tried that often.
     async fn try_challenge(
         &self,
@@ -114,7 +114,7 @@ pub trait Accounts: Send + Sync + fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<Challenge>>;
 
-    /// Uses the challenge up and opens a session, for `newcomer` if the phone is new. The phone's failures are forgotten. A user
+    /// Consumes the challenge and opens a session, for `newcomer` if the phone is new. The phone's failure count is reset. A user
     /// has at most `max_sessions`; the oldest end.
     async fn log_in(
         &self,
@@ -126,10 +126,11 @@ pub trait Accounts: Send + Sync + fmt::Debug {
         now: Timestamp,
     ) -> Result<LogInOutcome>;
 
-    /// Opens a session for each of these people, without a code; who is new is made. Their ids, in the same order.
+    /// Opens a session for each of these users, without a code; users that do not exist are created. Returns their ids, in the
+    /// same order.
     async fn open_sessions(
         &self,
-        people: &[User],
+        users: &[User],
         sessions: &[SessionId],
         expires_at: Timestamp,
         now: Timestamp,
@@ -158,6 +159,6 @@ pub trait Accounts: Send + Sync + fmt::Debug {
     /// Ends all sessions of the user, and returns them; `None` if there is no such user.
     async fn end_sessions(&self, user: UserId) -> Result<Option<Vec<SessionId>>>;
 
-    /// Forgets challenges and sessions that have expired; tells how many.
+    /// Deletes challenges and sessions that have expired. Returns how many.
     async fn forget_expired(&self, now: Timestamp) -> Result<u64>;
 }

@@ -17,7 +17,7 @@ pub struct AuditRow {
     pub address: String,
     pub request_id: String,
     pub action: String,
-    /// What it is about, such as `sale 12`. A creation is asked under its parent; its outcome is about what was made.
+    /// What it is about, such as `sale 12`. The first row of a creation names the parent; the second names what was created.
     pub target: String,
     /// `asked` in the first row; in the second `done`, `unchanged`, or the code of the refusal.
     pub outcome: String,

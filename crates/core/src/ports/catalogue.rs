@@ -8,29 +8,29 @@ use super::{CreateOutcome, Result};
 use crate::ids::{ShopId, ShopTypeId, VoucherId};
 use crate::shop::{Shop, ShopType, Voucher};
 
-/// Which shops.
+/// A query for shops.
 #[derive(Debug, Clone, Default)]
 pub struct ShopFilter {
     pub type_id: Option<ShopTypeId>,
-    /// A part of the name, whatever its case.
+    /// A part of the name, ignoring case.
     pub name: Option<String>,
     pub before: Option<ShopId>,
     pub limit: u32,
 }
 
-/// Some shops, newest first.
+/// A page of shops, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShopPage {
     pub shops: Vec<Shop>,
-    /// Go on before this one; `None` at the end. A search looks at so many shops and no more, so a page may be short, or empty, and
-    /// yet not the last.
+    /// The next page begins before this id; `None` at the end. A search examines a bounded number of shops, so a page may be short
+    /// or empty without being the last.
     pub next: Option<ShopId>,
 }
 
-/// What became of replacing something.
+/// The result of replacing a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplaceOutcome<T> {
-    /// What it was before.
+    /// Contains the previous value.
     Done(T),
     NotFound,
     /// The row it refers to does not exist.
@@ -40,12 +40,12 @@ pub enum ReplaceOutcome<T> {
 /// Shops and vouchers.
 #[async_trait]
 pub trait Catalogue: Send + Sync + fmt::Debug {
-    /// In the order they are shown.
+    /// All shop types, in display order.
     async fn shop_types(&self) -> Result<Vec<ShopType>>;
 
     async fn create_shop(&self, shop: &Shop) -> Result<CreateOutcome>;
 
-    /// Takes the place of the shop with the same id.
+    /// Replaces the shop with the same id.
     async fn edit_shop(&self, shop: &Shop) -> Result<ReplaceOutcome<Shop>>;
 
     async fn shop(&self, id: ShopId) -> Result<Option<Shop>>;
@@ -54,10 +54,10 @@ pub trait Catalogue: Send + Sync + fmt::Debug {
 
     async fn create_voucher(&self, voucher: &Voucher) -> Result<CreateOutcome>;
 
-    /// Puts the voucher on the shelf or takes it off.
+    /// Sets whether the voucher is shown to visitors.
     async fn shelve_voucher(&self, id: VoucherId, on_shelf: bool) -> Result<ReplaceOutcome<Voucher>>;
 
-    /// Takes the place of the voucher with the same id. Its shop, its kind and its place on the shelf stay.
+    /// Replaces the voucher with the same id, except for its shop, its kind and `on_shelf`.
     async fn edit_voucher(&self, voucher: &Voucher) -> Result<ReplaceOutcome<Voucher>>;
 
     async fn voucher(&self, id: VoucherId) -> Result<Option<Voucher>>;

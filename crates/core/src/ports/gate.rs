@@ -36,6 +36,10 @@ pub enum GateError {
 pub struct Decision {
     pub admission: Admission,
     pub epoch: Epoch,
+    /// Rises within an epoch whenever stock may have been returned or added. A sale that is sold out stays sold out while the
+    /// pair (epoch, generation) is the same.
+    pub generation: u64,
+    /// The number of admissions so far.
     pub seq: i64,
     pub price: Money,
     /// The gate's time of the decision.
@@ -106,6 +110,6 @@ pub trait Gate: Send + Sync + fmt::Debug {
     /// The snapshot, with a digest over the marks of the same moment.
     async fn digest(&self, sale: SaleId) -> Result<Option<(Snapshot, u64)>, GateError>;
 
-    /// Every mark of the sale.
-    async fn marks(&self, sale: SaleId) -> Result<Vec<(UserId, OrderId)>, GateError>;
+    /// Every mark of the sale, in no particular order.
+    async fn marks(&self, sale: SaleId) -> Result<Option<Vec<(UserId, OrderId)>>, GateError>;
 }

@@ -45,7 +45,7 @@ pub enum LedgerError {
     /// Not done: the database could not be reached, or rolled back. The same call may succeed later.
     #[error("the ledger is not available")]
     Unavailable(#[source] Source),
-    /// Possibly done: a commit was not answered. Repeating the call with the same ids tells.
+    /// Possibly done: a commit was not answered. Repeating the call with the same ids finds out.
     #[error("the ledger did not answer whether it committed")]
     Unknown(#[source] Source),
     /// Not done, and the same call will fail again.

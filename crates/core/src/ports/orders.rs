@@ -12,12 +12,12 @@ use crate::order::{Order, OrderStatus, RejectReason};
 pub struct Admitted {
     pub order: OrderId,
     pub user: UserId,
-    /// The gate's count of admissions: who came first.
+    /// The gate's count of admissions at this one. A lower number was admitted earlier.
     pub seq: i64,
     pub at: Timestamp,
 }
 
-/// What became of one admitted order.
+/// The result of recording one admitted order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordOutcome {
     /// This call inserted its row.
@@ -34,38 +34,38 @@ pub enum RecordOutcome {
     Quarantined,
 }
 
-/// An order that could not be recorded for a reason of its own. It keeps its mark, so its stock stays taken, until an operator
+/// An order that could not be recorded because of its data. It keeps its mark, so its stock stays taken, until an operator
 /// retries or discards it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuarantinedOrder {
     pub sale: SaleId,
     pub epoch: Epoch,
     pub admitted: Admitted,
-    /// What the database said.
+    /// The database's error message.
     pub error: String,
     pub quarantined_at: Timestamp,
 }
 
-/// What became of discarding a quarantined order.
+/// The result of discarding a quarantined order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiscardOutcome {
-    /// It is in the ledger as `rejected` now, and the release of its mark is [`PendingRelease`].
+    /// It is in the ledger as `rejected` now, and a [`PendingRelease`] is stored for its mark.
     Done,
-    /// It has a row already; only the quarantine entry is gone.
+    /// It has a row; only its quarantine entry was deleted.
     AlreadyRecorded,
-    /// There is no such order in quarantine.
+    /// No such order is in quarantine.
     NoSuchOrder,
 }
 
-/// What became of a step that an order was asked to take.
+/// The result of a transition of an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransitionOutcome {
     Done(Order),
-    /// There is no such order of this user.
+    /// The user has no such order.
     NoSuchOrder,
-    /// The order took this step before; nothing was done again.
+    /// The order made this transition before. Nothing was changed.
     Repeated(Order),
-    /// It cannot take this step from the status it has.
+    /// The transition is not legal from its status.
     Illegal(OrderStatus),
 }
 
@@ -77,7 +77,7 @@ pub struct PendingRelease {
     pub user: UserId,
 }
 
-/// An order with all that the ledger keeps of it.
+/// An order with everything the ledger stores about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrderRow {
     pub order: Order,

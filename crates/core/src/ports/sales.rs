@@ -7,29 +7,29 @@ use crate::clock::Timestamp;
 use crate::ids::{OrderId, SaleId, UserId, VoucherId};
 use crate::sale::{Sale, SaleStatus, Window};
 
-/// What became of an edit of a sale.
+/// The result of editing a sale.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EditOutcome {
     Done {
         before: Sale,
         after: Sale,
     },
-    /// The same request was carried out before; nothing was done again.
+    /// The same request was carried out before. Nothing was changed.
     Repeated(Sale),
     NoSuchSale,
     Illegal(SaleStatus),
-    /// The request id was used for something else.
+    /// The request id was used with other content.
     RequestIdReused,
 }
 
-/// What the gate is rebuilt from: a sale and its live orders, read at one moment.
+/// What a gate is rebuilt from: a sale and its live orders, read in one snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedSale {
     pub sale: Sale,
     pub marks: Vec<(UserId, OrderId)>,
 }
 
-/// All that the ledger holds of a sale, at one moment.
+/// Everything the ledger holds about a sale, read in one snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaleRecords {
     pub sale: Sale,
@@ -39,7 +39,7 @@ pub struct SaleRecords {
     pub top_ups: Vec<AddedStock>,
 }
 
-/// Stock that was added to a sale after it was made.
+/// Stock that was added to a sale after it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AddedStock {
     pub at: Timestamp,

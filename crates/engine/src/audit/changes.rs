@@ -1,4 +1,4 @@
-//! What administrators make and edit, field by field, so that the audit log can tell what was changed from what to what.
+//! The fields of what administrators create and edit, so that the audit log contains old and new values.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 const OPTIONS: Options = Options { max_batch: 64, queue: 1000, in_flight: 1, abandoned: Abandoned::Keep };
 
-fn places(n: usize) -> Arc<Semaphore> {
+fn permits(n: usize) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(n))
 }
 
 /// Answers n with n + 1, and keeps a book of all that it was given.
 #[derive(Clone, Default)]
 struct Adder {
-    seen: Arc<StdMutex<Vec<Vec<u64>>>>,
+    seen: Arc<SyncMutex<Vec<Vec<u64>>>>,
     gate: Option<Arc<Semaphore>>,
     behave: Option<fn(&[u64]) -> Behaviour>,
 }
@@ -27,13 +27,13 @@ enum Behaviour {
 impl Adder {
     /// Waits for a permit before each call.
     fn gated() -> (Self, Arc<Semaphore>) {
-        let gate = places(0);
+        let gate = permits(0);
         (Self { gate: Some(gate.clone()), ..Self::default() }, gate)
     }
 
     fn counts(&self) -> HashMap<u64, usize> {
         let mut counts = HashMap::new();
-        for request in self.seen.lock().unwrap().iter().flatten() {
+        for request in self.seen.lock().iter().flatten() {
             *counts.entry(*request).or_default() += 1;
         }
         counts
@@ -44,7 +44,7 @@ impl Backend<u64> for Adder {
     type Answer = u64;
 
     async fn call(&self, batch: &[u64]) -> Vec<u64> {
-        self.seen.lock().unwrap().push(batch.to_vec());
+        self.seen.lock().push(batch.to_vec());
         if let Some(gate) = &self.gate {
             gate.acquire().await.unwrap().forget();
         }
@@ -60,7 +60,7 @@ impl Backend<u64> for Adder {
 
 /// Waits until the backend has been called `n` times.
 async fn called(adder: &Adder, n: usize) {
-    while adder.seen.lock().unwrap().len() < n {
+    while adder.seen.lock().len() < n {
         tokio::task::yield_now().await;
     }
 }
@@ -68,17 +68,17 @@ async fn called(adder: &Adder, n: usize) {
 #[tokio::test]
 async fn one_caller_is_a_batch_of_one_at_once() {
     let adder = Adder::default();
-    let batcher = Batcher::new(adder.clone(), OPTIONS, places(10));
+    let batcher = Batcher::new(adder.clone(), OPTIONS, permits(10));
     for n in 0..5 {
         assert_eq!(batcher.submit(n).unwrap().await, Ok(n + 1));
     }
-    assert_eq!(*adder.seen.lock().unwrap(), [[0], [1], [2], [3], [4]]);
+    assert_eq!(*adder.seen.lock(), [[0], [1], [2], [3], [4]]);
 }
 
 #[tokio::test]
 async fn what_waits_while_a_call_runs_is_the_next_batch() {
     let (adder, gate) = Adder::gated();
-    let batcher = Batcher::new(adder.clone(), OPTIONS, places(1000));
+    let batcher = Batcher::new(adder.clone(), OPTIONS, permits(1000));
     let first = batcher.submit(0).unwrap();
     called(&adder, 1).await;
     let rest: Vec<_> = (1..=100).map(|n| batcher.submit(n).unwrap()).collect();
@@ -88,14 +88,14 @@ async fn what_waits_while_a_call_runs_is_the_next_batch() {
     for (n, ticket) in (1..).zip(rest) {
         assert_eq!(ticket.await, Ok(n + 1));
     }
-    let sizes: Vec<usize> = adder.seen.lock().unwrap().iter().map(Vec::len).collect();
+    let sizes: Vec<usize> = adder.seen.lock().iter().map(Vec::len).collect();
     assert_eq!(sizes, [1, 64, 36], "all that waits, up to the bound");
 }
 
 #[tokio::test]
 async fn at_a_bound_the_request_comes_back() {
     let (adder, gate) = Adder::gated();
-    let shared = places(6);
+    let shared = permits(6);
     let options = Options { queue: 4, ..OPTIONS };
     let (one, two) =
         (Batcher::new(adder.clone(), options, shared.clone()), Batcher::new(adder.clone(), options, shared));
@@ -117,7 +117,7 @@ async fn at_a_bound_the_request_comes_back() {
 async fn callers_that_go_away_are_dropped_or_settled_as_asked() {
     for abandoned in [Abandoned::Drop, Abandoned::Keep] {
         let (adder, gate) = Adder::gated();
-        let batcher = Batcher::new(adder.clone(), Options { abandoned, ..OPTIONS }, places(10));
+        let batcher = Batcher::new(adder.clone(), Options { abandoned, ..OPTIONS }, permits(10));
         let first = batcher.submit(0).unwrap();
         called(&adder, 1).await;
         drop(batcher.submit(1).unwrap());
@@ -127,13 +127,13 @@ async fn callers_that_go_away_are_dropped_or_settled_as_asked() {
         assert_eq!(stays.await, Ok(3));
         batcher.close().await;
         let expected = if abandoned == Abandoned::Drop { vec![vec![0], vec![2]] } else { vec![vec![0], vec![1, 2]] };
-        assert_eq!(*adder.seen.lock().unwrap(), expected);
+        assert_eq!(*adder.seen.lock(), expected);
     }
 }
 
 #[tokio::test]
-async fn places_come_back_with_the_answers() {
-    let shared = places(3);
+async fn permits_come_back_with_the_answers() {
+    let shared = permits(3);
     let behave = |batch: &[u64]| if batch.contains(&1) { Behaviour::Panic } else { Behaviour::Good };
     let adder = Adder { behave: Some(behave), ..Adder::default() };
     let batcher = Batcher::new(adder, OPTIONS, shared.clone());
@@ -147,7 +147,7 @@ async fn places_come_back_with_the_answers() {
 #[tokio::test]
 async fn closing_settles_everything_that_was_taken() {
     let (adder, gate) = Adder::gated();
-    let batcher = Batcher::new(adder.clone(), OPTIONS, places(1000));
+    let batcher = Batcher::new(adder.clone(), OPTIONS, permits(1000));
     let tickets: Vec<_> = (0..200).map(|n| batcher.submit(n).unwrap()).collect();
     gate.add_permits(1000);
     batcher.close().await;
@@ -157,7 +157,7 @@ async fn closing_settles_everything_that_was_taken() {
 }
 
 /// Everything at once, on four threads: a backend that is good, slow, panics or answers wrongly, two calls in flight,
-/// callers that go away. Every request reaches the backend exactly once, every caller that stays hears exactly one thing.
+/// callers that go away. Every request reaches the backend exactly once, every caller that stays gets exactly one answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn none_lost_and_none_twice_whatever_happens() {
     let behave = |batch: &[u64]| match batch[0] % 11 {
@@ -168,7 +168,7 @@ async fn none_lost_and_none_twice_whatever_happens() {
     };
     let adder = Adder { behave: Some(behave), ..Adder::default() };
     let options = Options { in_flight: 2, max_batch: 16, ..OPTIONS };
-    let batcher = Arc::new(Batcher::new(adder.clone(), options, places(500)));
+    let batcher = Arc::new(Batcher::new(adder.clone(), options, permits(500)));
     let (good, bad, left) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     let tally = Arc::new((good, bad, left));
     let callers: Vec<_> = (0..32u64)

@@ -1,21 +1,21 @@
-//! Keeps the worker number of the id maker: renewed at a third of its span, so that two renewals may fail.
+//! Renews the worker number of the id maker at a third of its span, so that two renewals may fail.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use stampede_core::Timestamp;
-use stampede_core::ids::Snowflake;
-use stampede_core::ports::{Ledger, Result};
+use stampede_core::ids::{Lease, Snowflake};
+use stampede_core::ports::{Result, WorkerLeases};
 
-use crate::commit::describe;
+use crate::error::describe;
 
 pub(crate) const SPAN: Duration = Duration::from_secs(60);
 
-pub(crate) async fn first(ledger: &dyn Ledger, holder: &str) -> Result<stampede_core::ids::Lease> {
+pub(crate) async fn first(ledger: &dyn WorkerLeases, holder: &str) -> Result<Lease> {
     ledger.lease_worker(holder, None, Timestamp::from_ms(0), SPAN).await
 }
 
-pub(crate) async fn run(ledger: Arc<dyn Ledger>, ids: Arc<Snowflake>, holder: String) {
+pub(crate) async fn run(ledger: Arc<dyn WorkerLeases>, ids: Arc<Snowflake>, holder: String) {
     let mut pause = SPAN / 3;
     loop {
         tokio::time::sleep(pause).await;

@@ -1,38 +1,46 @@
-//! Settles what the gate is owed: marks of orders that died in the ledger.
+//! Releases the marks of orders that died in the ledger, from the ledger's list of pending releases.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stampede_core::ports::{Ledger, Result};
-use stampede_gate::MemoryGate;
+use stampede_core::SaleId;
+use stampede_core::ports::gate::Release;
+use stampede_core::ports::{Gate, OrderLedger};
 use tokio::sync::Notify;
 
-use crate::commit::describe;
+use crate::error::{Error, describe};
+use crate::tier::Tier;
 
-const AT_ONCE: u32 = 1000;
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const BATCH: u32 = 1000;
+const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Looks when told, and every few seconds in case nobody could tell.
-pub(crate) async fn run(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>, told: Arc<Notify>) {
+/// Runs when `added` is notified, and at intervals for releases that were added by a process that died.
+pub(crate) async fn run(ledger: Arc<dyn OrderLedger>, tier: Arc<dyn Tier>, added: Arc<Notify>) {
     loop {
-        // A timeout is as good as a call.
-        let _ = tokio::time::timeout(LOOK_EVERY, told.notified()).await;
-        if let Err(error) = settle(ledger.as_ref(), &gate).await {
-            tracing::warn!(error = describe(&error), "cannot settle what the gate is pending_releases; trying again");
+        // Both a notification and the timeout start the next round.
+        let _ = tokio::time::timeout(INTERVAL, added.notified()).await;
+        if let Err(error) = release_all(ledger.as_ref(), tier.gate()).await {
+            tracing::warn!(error = describe(&error), "cannot release the marks of dead orders; trying again");
         }
     }
 }
 
-pub(crate) async fn settle(ledger: &dyn Ledger, gate: &MemoryGate) -> Result<()> {
+pub(crate) async fn release_all(ledger: &dyn OrderLedger, gate: &dyn Gate) -> Result<(), Error> {
     loop {
-        let pending_releases = ledger.pending_releases(AT_ONCE).await?;
-        if pending_releases.is_empty() {
+        let pending = ledger.pending_releases(BATCH).await?;
+        if pending.is_empty() {
             return Ok(());
         }
-        for pending_releases in &pending_releases {
-            gate.release(pending_releases.sale, pending_releases.user, pending_releases.order, None);
+        let mut by_sale: HashMap<SaleId, Vec<Release>> = HashMap::new();
+        for release in &pending {
+            let (user, order) = (release.user, release.order);
+            by_sale.entry(release.sale).or_default().push(Release { user, order, existing: None });
         }
-        let orders: Vec<_> = pending_releases.iter().map(|pending_releases| pending_releases.order).collect();
+        for (sale, releases) in by_sale {
+            gate.release(sale, &releases).await?;
+        }
+        let orders: Vec<_> = pending.iter().map(|release| release.order).collect();
         ledger.delete_pending_releases(&orders).await?;
     }
 }

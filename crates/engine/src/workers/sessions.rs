@@ -1,4 +1,4 @@
-//! Writes the expiries of sessions that were used, and forgets what has expired.
+//! Writes the new expiries of sessions that were used, and deletes what has expired.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +8,12 @@ use stampede_core::ports::{Accounts, Session};
 use tokio::sync::mpsc;
 
 use crate::auth::CachedSession;
-use crate::commit::describe;
+
+use crate::error::describe;
 use crate::sessions::Sessions;
 
-const AT_ONCE: usize = 1000;
-const FORGET_EVERY: Duration = Duration::from_secs(60);
+const BATCH: usize = 1000;
+const CLEAN_UP_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(crate) async fn run(
     accounts: Arc<dyn Accounts>,
@@ -20,11 +21,11 @@ pub(crate) async fn run(
     memory: Arc<Sessions<CachedSession>>,
     mut touched: mpsc::Receiver<Session>,
 ) {
-    let mut forget = tokio::time::interval(FORGET_EVERY);
+    let mut clean_up = tokio::time::interval(CLEAN_UP_INTERVAL);
     let mut sessions = Vec::new();
     loop {
         let (what, done) = tokio::select! {
-            taken = touched.recv_many(&mut sessions, AT_ONCE) => {
+            taken = touched.recv_many(&mut sessions, BATCH) => {
                 if taken == 0 {
                     return;
                 }
@@ -32,14 +33,14 @@ pub(crate) async fn run(
                 sessions.clear();
                 ("write the expiry of sessions", done)
             }
-            _ = forget.tick() => {
+            _ = clean_up.tick() => {
                 let now = clock.now();
                 memory.retain(|session| !session.is_long_over(now));
-                ("forget what has expired", accounts.forget_expired(now).await.map(|_| ()))
+                ("delete what has expired", accounts.forget_expired(now).await.map(|_| ()))
             }
         };
         if let Err(error) = done {
-            // Nothing is lost for good: a session in use is written again, what has expired waits for the next round.
+            // Nothing is lost: a session in use is written again, and what has expired waits for the next round.
             tracing::warn!(error = describe(&error), "cannot {what}");
         }
     }

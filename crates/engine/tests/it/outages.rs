@@ -8,7 +8,7 @@ use stampede_core::*;
 use stampede_engine::{Bought, Config, Error};
 
 use crate::faulty::{Cut, Faults, Faulty};
-use crate::tier::{CONFIG, Tier, tier, user};
+use crate::tier::{CONFIG, SOLO, Tier, tier, user};
 
 pub async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
     let faults = Arc::new(Faults::default());
@@ -18,7 +18,7 @@ pub async fn faulty(config: Config, stock: u32) -> (Tier, Arc<Faults>) {
 }
 
 fn order(bought: &Bought) -> (OrderId, bool) {
-    (bought.order.id, bought.already)
+    (bought.id(), bought.is_already())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -27,9 +27,9 @@ async fn whatever_cuts_the_commit_is_found_out() {
     for (n, cut) in (1..).zip([Cut::Before, Cut::After, Cut::Panic]) {
         faults.cuts.lock().unwrap().extend([cut, cut, Cut::Before, cut]);
         let bought = tier.engine.buy(tier.sale, user(n)).await.unwrap();
-        let row = tier.stores.ledger.order(bought.order.id).await.unwrap().unwrap();
-        assert_eq!(row, bought.order, "after {cut:?}");
-        assert!(!bought.already);
+        let row = tier.stores.ledger.order(bought.id()).await.unwrap().unwrap();
+        assert_eq!(Some(&row), bought.order(), "after {cut:?}");
+        assert!(!bought.is_already());
     }
     assert_eq!(tier.check_at_rest().await, 3);
 }
@@ -37,7 +37,7 @@ async fn whatever_cuts_the_commit_is_found_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_buyer_who_was_not_told_in_time_asks_again_and_has_it() {
     let mut config = CONFIG;
-    config.solo.answer_timeout = Duration::from_millis(100);
+    config.answer_timeout = Duration::from_millis(100);
     let (tier, faults) = faulty(config, 1).await;
     faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(300)));
     let unknown = tier.engine.buy(tier.sale, user(1)).await.unwrap_err();
@@ -51,9 +51,9 @@ async fn a_buyer_who_was_not_told_in_time_asks_again_and_has_it() {
             Err(other) => panic!("{other:?}"),
         }
     };
-    assert!(bought.already);
-    let row = tier.stores.ledger.order(bought.order.id).await.unwrap();
-    assert_eq!(row, Some(bought.order));
+    assert!(bought.is_already());
+    let row = tier.stores.ledger.order(bought.id()).await.unwrap();
+    assert_eq!(row.as_ref(), bought.order());
     assert_eq!(tier.check_at_rest().await, 1);
 }
 
@@ -68,7 +68,7 @@ async fn callers_that_go_away_are_settled_all_the_same() {
     }
     let mut ids = std::collections::HashSet::new();
     for n in 1..=40 {
-        assert!(ids.insert(tier.engine.buy(tier.sale, user(n)).await.unwrap().order.id));
+        assert!(ids.insert(tier.engine.buy(tier.sale, user(n)).await.unwrap().id()));
     }
     assert_eq!(tier.check_at_rest().await, 40);
 }
@@ -92,7 +92,7 @@ async fn at_the_bound_buyers_hear_busy_and_nothing_is_marked() {
         }
     }
     assert_eq!((bought + busy, busy > 0), (300, true));
-    assert!(bought <= CONFIG.solo.queue_per_sale + CONFIG.solo.max_batch);
+    assert!(bought <= SOLO.queue_per_sale + SOLO.max_batch);
     assert_eq!(tier.check_at_rest().await as usize, bought);
 }
 
@@ -108,7 +108,7 @@ async fn the_ledger_knows_better_than_the_gate() {
     let mine = tier.engine.buy(tier.sale, user(1)).await.unwrap();
     assert_eq!(order(&mine), (OrderId::new(1).unwrap(), true), "bought elsewhere, given back here");
     assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 1, "the sale was read anew");
-    assert!(!tier.engine.buy(tier.sale, user(3)).await.unwrap().already);
+    assert!(!tier.engine.buy(tier.sale, user(3)).await.unwrap().is_already());
     let refused = tier.engine.buy(tier.sale, user(4)).await.unwrap_err();
     assert!(matches!(refused, Error::Refused(Refusal::SoldOut)), "{refused:?}");
     assert_eq!(tier.check_at_rest().await, 3);
@@ -118,10 +118,10 @@ async fn the_ledger_knows_better_than_the_gate() {
 async fn a_cancellation_elsewhere_is_found_when_its_owner_asks() {
     let tier = tier(CONFIG, 1, |inner| inner).await;
     let first = tier.engine.buy(tier.sale, user(1)).await.unwrap();
-    tier.stores.ledger.cancel(first.order.id, user(1), tier.engine.clock().now()).await.unwrap();
+    tier.stores.ledger.cancel(first.id(), user(1), tier.engine.clock().now()).await.unwrap();
     let second = tier.engine.buy(tier.sale, user(1)).await.unwrap();
-    assert!(!second.already);
-    assert_ne!(second.order.id, first.order.id, "the dead order is not shown as if it lived");
+    assert!(!second.is_already());
+    assert_ne!(second.id(), first.id(), "the dead order is not shown as if it lived");
     assert_eq!(tier.check_at_rest().await, 1);
 }
 

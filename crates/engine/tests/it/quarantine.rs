@@ -9,7 +9,7 @@ use stampede_engine::{Bought, Error};
 
 use crate::faulty::{Cut, Faults};
 use crate::outages::faulty;
-use crate::tier::{CONFIG, Tier, user};
+use crate::tier::{CONFIG, SOLO, Tier, user};
 
 /// Buys for `users` at once, such that those after the first come as one batch.
 async fn buy_as_one_batch(
@@ -48,13 +48,13 @@ async fn one_bad_order_is_quarantined_and_takes_no_other_with_it() {
     let answers = buy_as_one_batch(&tier, &faults, 1..=16).await;
     for (n, answer) in (1..).zip(answers) {
         match answer {
-            Ok(bought) => assert_eq!(bought.order.user, user(n)),
+            Ok(bought) => assert_eq!(bought.order().map(|order| order.user), Some(user(n))),
             Err(error) => assert_eq!((n, error.code()), (5, Code::OutcomeUnknown)),
         }
     }
     assert_eq!(ledger.quarantined(None, 10).await.unwrap(), [], "not at the first try");
     until("the order is quarantined", async || !ledger.quarantined(None, 10).await.unwrap().is_empty()).await;
-    assert!(started.elapsed() >= CONFIG.solo.quarantine_after);
+    assert!(started.elapsed() >= SOLO.quarantine_after);
     let loaded = ledger.load(tier.sale).await.unwrap().unwrap();
     assert_eq!((loaded.sale.sold, loaded.marks.len()), (15, 16), "it keeps its mark until an operator acts");
     assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 4);
@@ -67,7 +67,7 @@ async fn one_bad_order_is_quarantined_and_takes_no_other_with_it() {
     faults.poison.lock().unwrap().clear();
     assert_eq!(tier.engine.retry_quarantined(id).await.unwrap(), RecordOutcome::Inserted);
     let bought = tier.engine.buy(tier.sale, user(5)).await.unwrap();
-    assert_eq!((bought.order.id, bought.already), (id, true));
+    assert_eq!((bought.id(), bought.is_already()), (id, true));
     assert_eq!(tier.check_at_rest().await, 16);
     assert_eq!(tier.engine.retry_quarantined(id).await.unwrap_err().code(), Code::NoSuchOrder);
 }
@@ -84,7 +84,7 @@ async fn a_discarded_order_gives_its_stock_back_and_stays_dead() {
     tier.engine.discard_quarantined(id).await.unwrap();
     until("the mark is released", async || tier.engine.sale(tier.sale).await.unwrap().remaining == 1).await;
     assert_eq!(tier.stores.ledger.order(id).await.unwrap().unwrap().status, OrderStatus::Rejected);
-    assert!(!tier.engine.buy(tier.sale, user(2)).await.unwrap().already);
+    assert!(!tier.engine.buy(tier.sale, user(2)).await.unwrap().is_already());
     assert_eq!(tier.check_at_rest().await, 1);
     assert_eq!(tier.engine.discard_quarantined(id).await.unwrap_err().code(), Code::NoSuchOrder);
 }
@@ -97,7 +97,7 @@ async fn a_short_trouble_quarantines_nothing() {
     faults.poison.lock().unwrap().clear();
     until("the order is recorded", async || tier.stores.ledger.load(tier.sale).await.unwrap().unwrap().sale.sold == 1)
         .await;
-    assert!(tier.engine.buy(tier.sale, user(1)).await.unwrap().already);
+    assert!(tier.engine.buy(tier.sale, user(1)).await.unwrap().is_already());
     assert_eq!(tier.stores.ledger.quarantined(None, 10).await.unwrap(), []);
     assert_eq!(tier.check_at_rest().await, 1);
 }
@@ -110,7 +110,7 @@ async fn a_batch_in_which_every_order_fails_is_an_outage() {
     assert!(answers.iter().all(|answer| answer.as_ref().unwrap_err().code() == Code::OutcomeUnknown), "{answers:?}");
     let first_alone = faults.calls();
     // The first call had one order or more; all the others came together. None of those goes into quarantine, however long it lasts.
-    let deadline = Instant::now() + CONFIG.solo.quarantine_after * 3;
+    let deadline = Instant::now() + SOLO.quarantine_after * 3;
     until("three times the time has passed", async || Instant::now() > deadline).await;
     assert!(faults.calls() > first_alone, "they are tried again");
     let quarantined = tier.stores.ledger.quarantined(None, 10).await.unwrap();
@@ -130,7 +130,7 @@ async fn bad_orders_that_came_together_are_quarantined_once_another_is_recorded(
     let (tier, faults) = faulty(CONFIG, 10).await;
     *faults.poison.lock().unwrap() = (2..=4).map(user).collect();
     let _unknown = buy_as_one_batch(&tier, &faults, 2..=4).await;
-    assert!(!tier.engine.buy(tier.sale, user(1)).await.unwrap().already, "the queue moves");
+    assert!(!tier.engine.buy(tier.sale, user(1)).await.unwrap().is_already(), "the queue moves");
     until("all are quarantined", async || tier.stores.ledger.quarantined(None, 10).await.unwrap().len() == 3).await;
     assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 6);
 }

@@ -7,23 +7,24 @@ use async_trait::async_trait;
 use stampede_core::ports::Ledger;
 use stampede_core::ports::Stores;
 use stampede_core::*;
-use stampede_engine::solo::SoloConfig;
-use stampede_engine::{AuthConfig, Config, Engine, SendBudgets, Sender};
+use stampede_engine::{AuthConfig, Config, Engine, SendBudgets, Sender, SoloConfig, TierConfig};
 use stampede_ledger::{Database, open};
 use stampede_limit::Limit;
 use tempfile::TempDir;
 
 const MANY: Limit = Limit { count: 1_000_000, window: Duration::from_secs(60) };
 
-pub const CONFIG: Config = Config {
+pub const SOLO: SoloConfig = SoloConfig {
     shared_ledger: true,
-    solo: SoloConfig {
-        answer_timeout: Duration::from_secs(5),
-        max_batch: 64,
-        queue_per_sale: 100,
-        queue_total: 150,
-        quarantine_after: Duration::from_millis(700),
-    },
+    max_batch: 64,
+    queue_per_sale: 100,
+    queue_total: 150,
+    quarantine_after: Duration::from_millis(700),
+};
+
+pub const CONFIG: Config = Config {
+    answer_timeout: Duration::from_secs(5),
+    tier: TierConfig::Solo(SOLO),
     auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),
@@ -32,15 +33,7 @@ pub const CONFIG: Config = Config {
         session_keys: None,
         code_ttl: Duration::from_secs(60),
         code_tries: 5,
-        budgets: SendBudgets {
-            per_phone: MANY,
-            per_phone_day: MANY,
-            per_address: MANY,
-            per_ipv6_56: MANY,
-            per_ipv6_48: MANY,
-            per_shop: MANY,
-            memory: 100,
-        },
+        budgets: SendBudgets::uniform(MANY, 100),
         proof_of_work_bits: 0,
         show_codes: true,
     },

@@ -1,5 +1,5 @@
-//! A reconciler as it must not be: it sets the gate's cap from the ledger's count while orders are on their way, so that those are
-//! counted twice. Only ever started by a test that wants to see it caught.
+//! A deliberately wrong reconciler: it sets the gate's cap from the ledger's count while orders are on their way, so that those
+//! orders are counted twice. Tests start it to show that they detect it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use stampede_core::ports::Ledger;
 use stampede_gate::MemoryGate;
 
-pub(crate) async fn run(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>) {
+pub(super) async fn run(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>) {
     loop {
         tokio::time::sleep(Duration::from_millis(2)).await;
         for id in gate.sales() {

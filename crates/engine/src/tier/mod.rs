@@ -1,0 +1,100 @@
+//! How an order gets from a request to the ledger. Each tier is one implementation of [`Tier`].
+//!
+//! - [`solo`]: the gate is in this process, and the ledger has the order before the buyer is answered
+
+mod solo;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use async_trait::async_trait;
+use stampede_core::ports::gate::AdmitRequest;
+use stampede_core::ports::{Decision, Gate, Ledger};
+use stampede_core::{Clock, OrderId, Refusal, SaleId};
+
+use crate::auth::CachedSession;
+use crate::batcher::Ticket;
+use crate::engine::StartError;
+use crate::error::Error;
+use crate::recording::CommitOutcome;
+use crate::sale_index::SaleIndex;
+use crate::sessions::Sessions;
+
+pub use solo::SoloConfig;
+
+/// Which tier, and its settings.
+#[derive(Debug, Clone, Copy)]
+pub enum TierConfig {
+    Solo(SoloConfig),
+}
+
+impl TierConfig {
+    /// Whether other processes may write to the same ledger.
+    pub(crate) const fn has_shared_ledger(&self) -> bool {
+        match self {
+            Self::Solo(config) => config.shared_ledger,
+        }
+    }
+}
+
+/// What a tier shares with the rest of the engine.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    pub(crate) ledger: Arc<dyn Ledger>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// The name under which this process holds its worker number.
+    pub(crate) holder: String,
+    pub(crate) sale_index: Arc<SaleIndex>,
+    pub(crate) sessions: Arc<Sessions<CachedSession>>,
+    /// Whether other processes may write to the same ledger. Kept up to date by the tier.
+    pub(crate) has_others: Arc<AtomicBool>,
+}
+
+/// The answer of [`Tier::admit`].
+#[derive(Debug)]
+pub(crate) enum AdmitOutcome {
+    /// The order is on its way to the ledger. The ticket resolves to what became of it; dropping the ticket does not stop the
+    /// order.
+    Admitted {
+        decision: Decision,
+        outcome: Ticket<CommitOutcome>,
+    },
+    /// The buyer holds a mark for this order.
+    AlreadyHas {
+        order: OrderId,
+        decision: Decision,
+    },
+    Refused(Refusal),
+}
+
+#[async_trait]
+pub(crate) trait Tier: Send + Sync + fmt::Debug {
+    /// Decides on one request to buy. An order that is admitted reaches the ledger even if the caller goes away.
+    async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error>;
+
+    /// Records an order that has a mark and no row, because it is on its way or its caller went away.
+    async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error>;
+
+    /// The gate of all sales.
+    fn gate(&self) -> &dyn Gate;
+
+    /// What is left of a sale, as far as this process knows; `None` if the gate has no such sale.
+    fn remaining(&self, sale: SaleId) -> Option<u32>;
+
+    /// Whether the gate knows every live order. If it does not, a buyer who is refused may have an order in the ledger.
+    fn is_authoritative(&self) -> bool;
+
+    /// How many admitted orders have not reached the ledger.
+    fn waiting(&self) -> usize;
+
+    /// Takes no more orders, and returns when every admitted order has an outcome.
+    async fn close(&self);
+}
+
+/// Rebuilds the tier's gate from the ledger and starts its workers.
+pub(crate) async fn start(config: TierConfig, context: Context) -> Result<Arc<dyn Tier>, StartError> {
+    match config {
+        TierConfig::Solo(config) => Ok(solo::Solo::start(config, context).await?),
+    }
+}

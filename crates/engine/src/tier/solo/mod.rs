@@ -1,0 +1,217 @@
+//! The tier `solo`: the gate is in this process, and a buyer is answered after the ledger has committed the order.
+//!
+//! - [`committer`]: commits the orders of one sale in batches, and brings the gate in line with the ledger's answers
+//! - [`watch`]: notices what other processes did to the same ledger, and closes sales that are over
+
+mod committer;
+#[cfg(feature = "failpoints")]
+mod planted;
+mod watch;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::{Mutex, RwLock};
+use stampede_core::ports::gate::AdmitRequest;
+use stampede_core::ports::{Admitted, Decision, Gate, LedgerError};
+use stampede_core::{Admission, Refusal, SaleId, failpoint};
+use stampede_gate::MemoryGate;
+use tokio::sync::Semaphore;
+use tokio_util::task::AbortOnDropHandle;
+
+use self::committer::Committer;
+use super::{AdmitOutcome, Context, Tier};
+use crate::batcher::{Abandoned, Batcher, Options, Ticket};
+use crate::error::Error;
+use crate::recording::{CommitOutcome, Pending, Recording};
+use crate::retention::is_long_over;
+
+#[derive(Debug, Clone, Copy)]
+pub struct SoloConfig {
+    /// Whether other processes may sell from the same ledger.
+    pub shared_ledger: bool,
+    /// The most orders in one transaction.
+    pub max_batch: usize,
+    /// The most orders of one sale that wait for the ledger.
+    pub queue_per_sale: usize,
+    /// The most orders of all sales that wait for the ledger.
+    pub queue_total: usize,
+    /// The earliest time after which an order that cannot be recorded goes into quarantine.
+    pub quarantine_after: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Solo {
+    config: SoloConfig,
+    context: Context,
+    gate: Arc<MemoryGate>,
+    /// One permit per order that may wait for the ledger.
+    permits: Arc<Semaphore>,
+    /// A committer per sale that has sold something; `None` once closed.
+    committers: RwLock<Option<HashMap<SaleId, SaleCommitter>>>,
+    workers: Mutex<Vec<AbortOnDropHandle<()>>>,
+}
+
+/// The queue of one sale, and the tasks that commit what is in it.
+#[derive(Debug)]
+struct SaleCommitter {
+    committer: Arc<Committer>,
+    batcher: Batcher<Pending, CommitOutcome>,
+    /// Retries orders that could not be recorded.
+    retrying: AbortOnDropHandle<()>,
+}
+
+impl SaleCommitter {
+    /// Returns when every admitted order has an outcome, or was tried once more.
+    async fn close(self) {
+        let Self { committer, batcher, retrying } = self;
+        batcher.close().await;
+        drop(retrying);
+        committer.close().await;
+    }
+}
+
+impl Solo {
+    pub(crate) async fn start(config: SoloConfig, context: Context) -> Result<Arc<Self>, LedgerError> {
+        let ledger = context.ledger.clone();
+        let has_others = config.shared_ledger && ledger.has_other_workers(&context.holder).await?;
+        if has_others {
+            // The other processes look for others once a second. This process may sell only after they know of it.
+            tokio::time::sleep(watch::INTERVAL * 2).await;
+        }
+        context.has_others.store(has_others, Ordering::Relaxed);
+
+        let gate = Arc::new(MemoryGate::new());
+        for sale in ledger.sales(None).await? {
+            // Loaded with its orders in one snapshot, which `sales` does not give.
+            if !is_long_over(&sale, context.clock.now())
+                && let Some(loaded) = ledger.load(sale.id).await?
+            {
+                gate.open(loaded);
+            }
+            context.sale_index.put(sale);
+        }
+
+        let solo = Arc::new(Self {
+            permits: Arc::new(Semaphore::new(config.queue_total)),
+            committers: RwLock::new(Some(HashMap::new())),
+            workers: Mutex::default(),
+            config,
+            context,
+            gate,
+        });
+        let watch = tokio::spawn(watch::run(Arc::downgrade(&solo)));
+        solo.workers.lock().push(AbortOnDropHandle::new(watch));
+        #[cfg(feature = "failpoints")]
+        if failpoint::planted("reconcile-count") {
+            let planted = tokio::spawn(planted::run(ledger, solo.gate.clone()));
+            solo.workers.lock().push(AbortOnDropHandle::new(planted));
+        }
+        Ok(solo)
+    }
+
+    /// Puts an admitted order into the queue of its sale.
+    fn submit(
+        &self,
+        sale: SaleId,
+        AdmitRequest { user, order }: AdmitRequest,
+        decision: Decision,
+    ) -> Result<Ticket<CommitOutcome>, Error> {
+        let admitted = Admitted { order, user, seq: decision.seq, at: decision.at };
+        let pending = Pending { epoch: decision.epoch, admitted };
+        self.with_committer(sale, |committer| committer.batcher.submit(pending))?.map_err(Error::from)
+    }
+
+    /// Calls `act` with the sale's committer, which is created if there is none. [`Error::Busy`] once closed.
+    fn with_committer<T>(&self, sale: SaleId, act: impl FnOnce(&SaleCommitter) -> T) -> Result<T, Error> {
+        if let Some(committers) = &*self.committers.read()
+            && let Some(committer) = committers.get(&sale)
+        {
+            return Ok(act(committer));
+        }
+        let mut committers = self.committers.write();
+        let Some(committers) = &mut *committers else { return Err(Error::Busy) };
+        Ok(act(committers.entry(sale).or_insert_with(|| self.new_committer(sale))))
+    }
+
+    fn new_committer(&self, sale: SaleId) -> SaleCommitter {
+        let SoloConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
+        let Context { ledger, clock, .. } = &self.context;
+        let recording = Recording::new(sale, ledger.clone(), clock.clone(), quarantine_after);
+        let committer = Arc::new(Committer::new(sale, ledger.clone(), self.gate.clone(), recording));
+        let retrying = committer.clone();
+        let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
+        let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Keep };
+        let batcher = Batcher::new(committer.clone(), options, self.permits.clone());
+        SaleCommitter { committer, batcher, retrying }
+    }
+
+    /// Reads the sale again from the ledger.
+    async fn refresh(&self, sale: SaleId) {
+        // Once closed, nothing is sold and nothing needs to be refreshed.
+        let Ok(committer) = self.with_committer(sale, |committer| committer.committer.clone()) else { return };
+        committer.refresh().await;
+    }
+
+    /// Closes the committer of a sale that is long over.
+    async fn retire(&self, sale: SaleId) {
+        let committer = self.committers.write().as_mut().and_then(|committers| committers.remove(&sale));
+        if let Some(committer) = committer {
+            committer.close().await;
+        }
+    }
+}
+
+#[async_trait]
+impl Tier for Solo {
+    async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error> {
+        let now = self.context.clock.now();
+        let Some(decision) = self.gate.admit(sale, request.user, request.order, now) else {
+            return Ok(AdmitOutcome::Refused(Refusal::NoSuchSale));
+        };
+        match decision.admission {
+            Admission::Refused(refusal) => Ok(AdmitOutcome::Refused(refusal)),
+            Admission::AlreadyHas(order) => Ok(AdmitOutcome::AlreadyHas { order, decision }),
+            Admission::Admitted(order) => {
+                failpoint::hit("buy.admitted");
+                // There is no await between setting the mark and submitting the order, so a caller that goes away cannot leave
+                // a mark without an order.
+                let outcome = self.submit(sale, request, decision).inspect_err(|_| {
+                    self.gate.release(sale, request.user, order, None);
+                })?;
+                Ok(AdmitOutcome::Admitted { decision, outcome })
+            }
+        }
+    }
+
+    async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error> {
+        self.submit(sale, held, decision)?.await.map_err(|_| Error::OutcomeUnknown)
+    }
+
+    fn gate(&self) -> &dyn Gate {
+        &*self.gate
+    }
+
+    fn remaining(&self, sale: SaleId) -> Option<u32> {
+        self.gate.snapshot(sale).map(|snapshot| snapshot.remaining())
+    }
+
+    fn is_authoritative(&self) -> bool {
+        !self.context.has_others.load(Ordering::Relaxed)
+    }
+
+    fn waiting(&self) -> usize {
+        self.config.queue_total - self.permits.available_permits()
+    }
+
+    async fn close(&self) {
+        let committers = self.committers.write().take();
+        for committer in committers.into_iter().flat_map(HashMap::into_values) {
+            committer.close().await;
+        }
+        self.workers.lock().clear();
+    }
+}
