@@ -41,6 +41,7 @@ impl Config {
         settings.database()?;
         settings.admin_listen()?;
         settings.trusted_proxies()?;
+        settings.cors_origins()?;
         settings.server(settings.certificate()?.as_ref())?;
         if settings.login.sender == SenderKind::Webhook {
             check_url(&settings.login.webhook_url)?;

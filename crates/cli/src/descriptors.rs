@@ -55,12 +55,9 @@ mod tests {
     fn fitted(max: usize, per_address: usize, limit: Option<u64>, listeners: usize) -> (usize, usize) {
         let mut server = ServerConfig {
             tls: None,
-            hsts: false,
-            cors_origins: Vec::new(),
             max_connections: max,
             max_connections_per_address: per_address,
             head_timeout: Duration::ZERO,
-            answer_timeout: Duration::ZERO,
             drain_timeout: Duration::ZERO,
         };
         fit(&mut server, limit, listeners);

@@ -10,7 +10,7 @@ use clap::Args;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use stampede_core::SystemClock;
 use stampede_engine::{Engine, Sender};
-use stampede_http::{App, Config, Surface, serve};
+use stampede_http::{App, Config, HttpService, Surface, serve};
 use stampede_ledger::Database;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -71,7 +71,8 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
     let session_keys = session_key::load(&settings.login.session_key_file)?;
     let certificate = settings.certificate()?;
-    let (trusted_proxies, mut server) = (settings.trusted_proxies()?, settings.server(certificate.as_ref())?);
+    let (trusted_proxies, cors_origins) = (settings.trusted_proxies()?, settings.cors_origins()?);
+    let mut server = settings.server(certificate.as_ref())?;
     let addresses = std::iter::once(settings.listen).chain(admin_listen);
     descriptors::fit(&mut server, descriptors::raise_limit(), addresses.clone().count());
     if server.tls.is_none() && trusted_proxies.is_empty() {
@@ -110,6 +111,9 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
         wrong_admin_tokens_per_ip: settings.admin.wrong_tokens_per_ip.into(),
         allow_load_test: settings.allow_load_test,
         trusted_proxies,
+        hsts: settings.hsts(),
+        cors_origins,
+        answer_timeout: settings.answer_timeout(),
         buys_per_user: settings.buy.per_user.into(),
         buys_per_ip: settings.buy.per_ip.into(),
         logins_per_ip: settings.login.per_ip.into(),
@@ -128,9 +132,11 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let reload = Reload { flags, serve: serve_flags, admin_token, app: app.clone(), certificate };
     let (stop, stopped) = watch::channel(false);
     let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
-    let mut servers = vec![tokio::spawn(serve(listener, app.clone(), surface, server.clone(), told(&stopped)))];
+    let service = HttpService::new(app.clone(), surface);
+    let mut servers = vec![tokio::spawn(serve(listener, service, server.clone(), told(&stopped)))];
     if let Some(listener) = admin_listener {
-        servers.push(tokio::spawn(serve(listener, app, Surface::Admin, server, told(&stopped))));
+        let service = HttpService::new(app.clone(), Surface::Admin);
+        servers.push(tokio::spawn(serve(listener, service, server, told(&stopped))));
     }
 
     loop {
@@ -141,6 +147,7 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
         }
     }
     tracing::info!("stopping: finishing what is under way");
+    app.drain();
     stop.send_replace(true);
     for server in servers {
         server.await?;

@@ -344,8 +344,12 @@ impl Settings {
         Ok(self.tls_files()?.map(|(certificate, key)| Certificate::read(certificate, key)).transpose()?)
     }
 
-    pub fn server(&self, certificate: Option<&Arc<Certificate>>) -> anyhow::Result<ServerConfig> {
-        let tls = certificate.map(Certificate::acceptor).transpose()?;
+    /// Whether browsers are told to use HTTPS only: always with TLS.
+    pub fn hsts(&self) -> bool {
+        self.http.hsts || !self.http.tls_certificate.is_empty()
+    }
+
+    pub fn cors_origins(&self) -> anyhow::Result<Vec<HeaderValue>> {
         let origin = |text: &String| {
             let good = text.split_once("://").is_some_and(|(scheme, host)| {
                 matches!(scheme, "http" | "https") && !host.is_empty() && !host.contains(['/', ' '])
@@ -353,15 +357,19 @@ impl Settings {
             let value = HeaderValue::try_from(text).ok().filter(|_| good);
             value.ok_or_else(|| anyhow!("http.cors_origins: {text:?} is not an origin such as https://shop.example"))
         };
-        let cors_origins = self.http.cors_origins.iter().map(origin).collect::<anyhow::Result<_>>()?;
+        self.http.cors_origins.iter().map(origin).collect()
+    }
+
+    pub const fn answer_timeout(&self) -> Duration {
+        Duration::from_millis(self.http.answer_timeout_ms)
+    }
+
+    pub fn server(&self, certificate: Option<&Arc<Certificate>>) -> anyhow::Result<ServerConfig> {
         Ok(ServerConfig {
-            hsts: self.http.hsts || tls.is_some(),
-            tls,
-            cors_origins,
+            tls: certificate.map(Certificate::acceptor).transpose()?,
             max_connections: self.http.max_connections,
             max_connections_per_address: self.http.max_connections_per_address,
             head_timeout: Duration::from_millis(self.http.head_timeout_ms),
-            answer_timeout: Duration::from_millis(self.http.answer_timeout_ms),
             drain_timeout: Duration::from_millis(self.http.drain_timeout_ms),
         })
     }

@@ -1,21 +1,19 @@
-//! What the handlers share, and the routes.
+//! What the handlers share.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::address::Network;
+use crate::buy::BuyMetrics;
 use crate::credentials::{AdminToken, Administrators};
-use crate::figures::HttpMetrics;
-use crate::orders::BuyMetrics;
-use crate::problem::Problem;
+use crate::metrics::HttpMetrics;
 use crate::readiness::Readiness;
 use crate::security_log::SecurityLog;
-use crate::{openapi, page};
-use axum::Router;
-use axum::routing::get;
+use axum::http::HeaderValue;
 use metrics_exporter_prometheus::PrometheusHandle;
-use stampede_core::{Code, UserId};
+use stampede_core::UserId;
 use stampede_engine::Engine;
 use stampede_limit::{Limit, SlidingWindow};
 use tokio::sync::Semaphore;
@@ -23,29 +21,35 @@ use tokio::sync::Semaphore;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub admin_tokens: Vec<AdminToken>,
-    /// Wrong administrator tokens per address.
+    /// Limit of wrong administrator tokens per address.
     pub wrong_admin_tokens_per_ip: Limit,
     /// Serve the routes for load tests.
     pub allow_load_test: bool,
-    /// Whose `X-Forwarded-For` is believed.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<Network>,
-    /// Tries to buy per person.
+    /// Whether browsers are told to use HTTPS only.
+    pub hsts: bool,
+    /// Origins whose pages may call the buyers' routes.
+    pub cors_origins: Vec<HeaderValue>,
+    /// How long a response may take. An attempt to buy must be authenticated within this time; the engine's own timeout bounds the rest.
+    pub answer_timeout: Duration,
+    /// Attempts to buy per user.
     pub buys_per_user: Limit,
-    /// Tries to buy per address.
+    /// Attempts to buy per address.
     pub buys_per_ip: Limit,
     /// Login codes and logins per address.
     pub logins_per_ip: Limit,
-    /// Looks at shops and sales per address.
+    /// Reads of shops and sales per address.
     pub reads_per_ip: Limit,
-    /// Searches for shops by name per address, beside [`Config::reads_per_ip`].
+    /// Searches for shops by name per address, in addition to [`Config::reads_per_ip`].
     pub searches_per_ip: Limit,
-    /// Searches for shops by name under way at once, of all addresses.
+    /// Concurrent searches for shops by name, over all addresses.
     pub searches_at_once: usize,
     /// Calls of `/readyz`, `/openapi.json` and `/docs` per address.
     pub probes_per_ip: Limit,
-    /// Calls about one's own orders and sessions per person.
+    /// Requests about their own orders and sessions per user.
     pub own_per_user: Limit,
-    /// How many people and addresses the limits remember.
+    /// How many users and addresses each limit remembers.
     pub limit_memory: usize,
 }
 
@@ -57,7 +61,7 @@ pub enum Surface {
     Both,
 }
 
-/// Every route that is not for administrators has one of these.
+/// Rate limits. Every route that is not for administrators has one.
 #[derive(Debug)]
 pub(crate) struct Limits {
     pub(crate) buys_per_user: SlidingWindow<UserId>,
@@ -70,7 +74,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// How many requests each limit let through uncounted, because its memory was full.
+    /// How many requests each limit let through without counting them, because its memory was full.
     pub(crate) fn let_through(&self) -> [(&'static str, u64); 7] {
         [
             ("buys_per_user", self.buys_per_user.let_through()),
@@ -94,7 +98,7 @@ pub struct App {
     pub(crate) limits: Limits,
     pub(crate) administrators: Administrators,
     pub(crate) security_log: SecurityLog,
-    /// One permit per search for shops by name that may be under way.
+    /// A permit per concurrent search for shops by name.
     pub(crate) searches: Semaphore,
     pub(crate) readiness: Readiness,
     draining: AtomicBool,
@@ -129,30 +133,17 @@ impl App {
         }
     }
 
-    /// From now on these administrators are accepted and no others.
+    /// Replaces the tokens of all administrators.
     pub fn replace_admin_tokens(&self, tokens: Vec<AdminToken>) {
         self.administrators.replace(tokens);
     }
 
-    /// From now on `/readyz` says no, so that no new traffic is sent here.
+    /// Makes `/readyz` respond with 503, so that load balancers send no new requests.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst)
-    }
-
-    /// What a listener serves, and the document that tells of it.
-    pub(crate) fn routes(self: Arc<Self>, surface: Surface) -> Router {
-        let (router, api) = openapi::collect(surface, self.config.allow_load_test).split_for_parts();
-        let mut router = router.merge(openapi::pages(&openapi::complete(api), self.clone()));
-        if surface != Surface::Admin {
-            router = router
-                .route("/", get(page::index))
-                .route("/assets/app.js", get(page::script))
-                .route("/assets/style.css", get(page::style));
-        }
-        router.fallback(async || Problem::new(Code::NotFound)).with_state(self)
     }
 }

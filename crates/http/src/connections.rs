@@ -1,69 +1,70 @@
-//! Which connections are open, and which of them is closed when there is no room for another.
+//! The open connections of a listener, their limits, and the eviction of idle ones.
 //!
-//! There are two bounds: all connections of a listener, and those of one address. An IPv6 /64 counts as one address; trusted proxies
-//! have no bound of their own. At either bound an idle connection, that is one without a request under way, is closed to make room;
-//! if there is none, the new connection is refused.
+//! There are two limits: on all connections of a listener, and on those of one address. An IPv6 /64 counts as one address; trusted
+//! proxies have no limit of their own. At either limit an idle connection, that is one without a request in progress, is evicted to make
+//! room; if there is none, the new connection is refused.
 //!
-//! Of some idle connections, taken in turns, the one goes that was used least recently. One that was used a moment ago stays: its next
-//! request may be on the way. A request costs no more than a time stamp.
+//! The victim is the least recently used connection of a sample of idle ones; samples are taken round-robin. A connection that was used a
+//! moment ago does not count as idle, because its next request may be on the way. A request costs no more than a timestamp.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::task::Poll;
 use std::time::Instant;
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 
-/// A request is being answered.
+/// A request is in progress.
 const REQUEST: u64 = 1;
-/// An answer waits for the peer to read.
+/// A response waits for the peer to read.
 const BLOCKED: u64 = 2;
-/// Another connection has the place of this one.
+/// The connection was evicted and must close.
 const EVICTED: u64 = 4;
-/// What is above these bits is the time of the last use, in milliseconds.
+/// The bits above the flags hold the time of the last use, in milliseconds.
 const FLAG_BITS: u32 = 3;
 
 const EVICTED_TOTAL: &str = "stampede_connections_evicted_total";
 pub(crate) const REFUSED_TOTAL: &str = "stampede_connections_refused_total";
 
-/// A connection counts as idle this long after it was used, or opened.
+/// A connection counts as idle this long after it was last used, or opened.
 const IDLE_AFTER_MS: u64 = 100;
-/// Of how many idle connections the least recently used goes.
+/// From how many idle connections the victim is chosen.
 const SAMPLE: usize = 16;
-/// How many connections are looked at for them: finding none must stay cheap when everything is full.
-const MAX_LOOKS: usize = 10_000;
+/// How many connections are examined to find them: an unsuccessful search must stay cheap.
+const MAX_EXAMINED: usize = 10_000;
 
-/// Milliseconds since some moment in the past.
+/// Milliseconds since the first call.
 fn now_ms() -> u64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// One connection, as its task and the others see it.
+/// The state of one connection, shared by its task and the listener.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
-    /// `None` for one that counts for no address.
+    /// `None` if the connection has no limit per address.
     address: Option<IpAddr>,
-    /// When it was used last, and what goes on: [`REQUEST`], [`BLOCKED`], [`EVICTED`].
+    /// The time of the last use, and the flags [`REQUEST`], [`BLOCKED`] and [`EVICTED`].
     state: AtomicU64,
     /// Wakes the connection's task.
     task: AtomicWaker,
-    /// Its places among all, and among those of its address. Written and read under the lock of [`Connections`].
-    places: [AtomicUsize; 2],
+    /// Its indexes in the ring of all connections and in the ring of its address. Guarded by the lock of [`Connections`].
+    indexes: [AtomicUsize; 2],
 }
 
 impl Connection {
-    /// A request is under way until what is returned is dropped.
-    pub(crate) fn begin(self: &Arc<Self>) -> UnderWay {
+    /// Marks a request as in progress until the guard is dropped.
+    pub(crate) fn begin_request(self: &Arc<Self>) -> RequestGuard {
         let before = self.state.fetch_or(REQUEST, Ordering::AcqRel);
-        UnderWay { connection: self.clone(), is_evicted: before & EVICTED != 0 }
+        RequestGuard { connection: self.clone(), is_evicted: before & EVICTED != 0 }
     }
 
-    /// Whether an answer waits for the peer to read.
+    /// Sets whether a response waits for the peer to read.
     pub(crate) fn set_blocked(&self, is_blocked: bool) {
         if is_blocked {
             self.state.fetch_or(BLOCKED, Ordering::AcqRel);
@@ -72,14 +73,14 @@ impl Connection {
         }
     }
 
-    /// Its state, if it is idle. A greater one was used later.
+    /// The state, if the connection is idle. A greater state means a later use.
     fn idle_state(&self, now_ms: u64) -> Option<u64> {
         let state = self.state.load(Ordering::Acquire);
         let is_idle = state & (REQUEST | BLOCKED | EVICTED) == 0;
         (is_idle && (state >> FLAG_BITS) + IDLE_AFTER_MS <= now_ms).then_some(state)
     }
 
-    /// Asks the connection to close, if it is still in this idle state.
+    /// Tells the connection to close, if it still has this idle state.
     fn evict(&self, idle: u64) -> bool {
         let change = self.state.compare_exchange(idle, idle | EVICTED, Ordering::AcqRel, Ordering::Relaxed);
         if change.is_ok() {
@@ -92,77 +93,77 @@ impl Connection {
         self.state.load(Ordering::Acquire) & EVICTED != 0
     }
 
-    fn is_working(&self) -> bool {
+    fn is_busy(&self) -> bool {
         self.state.load(Ordering::Acquire) & (REQUEST | BLOCKED) != 0
     }
 }
 
-/// A request under way.
+/// Ends a request when dropped.
 #[derive(Debug)]
-pub(crate) struct UnderWay {
+pub(crate) struct RequestGuard {
     connection: Arc<Connection>,
-    /// The request came at the moment in which its connection was given up: there is no room for it.
+    /// The connection was evicted before the request began: the request must be refused.
     pub(crate) is_evicted: bool,
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
-        // While a request is under way, its own task alone changes the state.
+        // While a request is in progress, only its own task changes the state.
         let flags = self.connection.state.load(Ordering::Acquire) & (BLOCKED | EVICTED);
         self.connection.state.store(now_ms() << FLAG_BITS | flags, Ordering::Release);
     }
 }
 
-/// Connections that are looked at in turns. Each knows its place here, as the number `KIND` of its places.
+/// Connections that are examined round-robin. Each one stores its index here as `indexes[KIND]`.
 #[derive(Debug, Default)]
 struct Ring<const KIND: usize> {
     members: Vec<Arc<Connection>>,
-    /// Where to look next.
+    /// The index to examine next.
     next: usize,
 }
 
 impl<const KIND: usize> Ring<KIND> {
     fn push(&mut self, connection: Arc<Connection>) {
-        connection.places[KIND].store(self.members.len(), Ordering::Relaxed);
+        connection.indexes[KIND].store(self.members.len(), Ordering::Relaxed);
         self.members.push(connection);
     }
 
     fn remove(&mut self, connection: &Connection) {
-        let place = connection.places[KIND].load(Ordering::Relaxed);
-        self.members.swap_remove(place);
-        if let Some(moved) = self.members.get(place) {
-            moved.places[KIND].store(place, Ordering::Relaxed);
+        let index = connection.indexes[KIND].load(Ordering::Relaxed);
+        self.members.swap_remove(index);
+        if let Some(moved) = self.members.get(index) {
+            moved.indexes[KIND].store(index, Ordering::Relaxed);
         }
     }
 
-    /// Closes one that is idle.
+    /// Evicts an idle connection, if one is found.
     fn evict(&mut self, now_ms: u64) -> Option<Arc<Connection>> {
         let count = self.members.len();
         let (mut oldest, mut found) = (None, 0);
-        for _ in 0..count.min(MAX_LOOKS) {
-            let place = self.next % count;
-            self.next = place + 1;
-            if let Some(state) = self.members[place].idle_state(now_ms) {
-                oldest = Some(oldest.map_or((state, place), |known: (u64, usize)| known.min((state, place))));
+        for _ in 0..count.min(MAX_EXAMINED) {
+            let index = self.next % count;
+            self.next = index + 1;
+            if let Some(state) = self.members[index].idle_state(now_ms) {
+                oldest = Some(oldest.map_or((state, index), |found: (u64, usize)| found.min((state, index))));
                 found += 1;
             }
             if found == SAMPLE {
                 break;
             }
         }
-        let (state, place) = oldest?;
-        // It may have got a request since; another one can wait for the next try.
-        self.members[place].evict(state).then(|| self.members[place].clone())
+        let (state, index) = oldest?;
+        // Fails if a request has begun since. The caller does not look for another victim.
+        self.members[index].evict(state).then(|| self.members[index].clone())
     }
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenConnections {
     all: Ring<0>,
     by_address: HashMap<IpAddr, Ring<1>>,
 }
 
-impl Open {
+impl OpenConnections {
     fn insert(&mut self, connection: &Arc<Connection>) {
         self.all.push(connection.clone());
         if let Some(address) = connection.address {
@@ -182,8 +183,8 @@ impl Open {
         }
     }
 
-    /// Forgets an idle connection that was asked to close.
-    fn forget(&mut self, evicted: Option<&Connection>) -> bool {
+    /// Removes a connection that was told to close.
+    fn remove_evicted(&mut self, evicted: Option<&Connection>) -> bool {
         if let Some(evicted) = evicted {
             self.remove(evicted);
             metrics::counter!(EVICTED_TOTAL).increment(1);
@@ -191,10 +192,10 @@ impl Open {
         evicted.is_some()
     }
 
-    /// Closes an idle connection. `false` if there is none.
+    /// Evicts an idle connection. `false` if none is found.
     fn evict_one(&mut self, now_ms: u64) -> bool {
         let evicted = self.all.evict(now_ms);
-        self.forget(evicted.as_deref())
+        self.remove_evicted(evicted.as_deref())
     }
 }
 
@@ -203,34 +204,31 @@ impl Open {
 pub(crate) struct Connections {
     max: usize,
     max_per_address: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
 }
 
 impl Connections {
     pub(crate) fn new(max: usize, max_per_address: usize) -> Arc<Self> {
-        // Both are shown from the start, not only when something has happened.
+        // Registers both counters, so that they are exported before the first event.
         for name in [EVICTED_TOTAL, REFUSED_TOTAL] {
             metrics::counter!(name).increment(0);
         }
         Arc::new(Self { max, max_per_address, open: Mutex::default() })
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A place for a new connection, if there is one or can be made. Without an address only the bound of all counts.
-    pub(crate) fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Admitted> {
+    /// Admits a new connection if there is room or if an idle one can be evicted. Without an address only the limit on all connections
+    /// applies.
+    pub(crate) fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<ConnectionGuard> {
         self.admit_at(address, now_ms())
     }
 
-    fn admit_at(self: &Arc<Self>, address: Option<IpAddr>, now_ms: u64) -> Option<Admitted> {
-        let mut open = self.open();
+    fn admit_at(self: &Arc<Self>, address: Option<IpAddr>, now_ms: u64) -> Option<ConnectionGuard> {
+        let mut open = self.open.lock();
         let ring = address.and_then(|address| open.by_address.get_mut(&address));
         let has_room = match ring {
             Some(ring) if ring.members.len() >= self.max_per_address => {
                 let evicted = ring.evict(now_ms);
-                open.forget(evicted.as_deref())
+                open.remove_evicted(evicted.as_deref())
             }
             _ => open.all.members.len() < self.max || open.evict_one(now_ms),
         };
@@ -241,47 +239,47 @@ impl Connections {
         let connection = Arc::new(Connection { address, state, ..Connection::default() });
         open.insert(&connection);
         metrics::gauge!("stampede_connections_open").increment(1.0);
-        Some(Admitted { connections: self.clone(), connection })
+        Some(ConnectionGuard { connections: self.clone(), connection })
     }
 
-    /// Closes an idle connection, if there is one.
+    /// Evicts an idle connection, if one is found.
     pub(crate) fn evict_one(&self) {
-        self.open().evict_one(now_ms());
+        self.open.lock().evict_one(now_ms());
     }
 }
 
-/// The place of an open connection.
+/// Removes a connection when dropped.
 #[derive(Debug)]
-pub(crate) struct Admitted {
+pub(crate) struct ConnectionGuard {
     connections: Arc<Connections>,
     connection: Arc<Connection>,
 }
 
-impl Admitted {
+impl ConnectionGuard {
     pub(crate) const fn connection(&self) -> &Arc<Connection> {
         &self.connection
     }
 
-    /// Serves the connection to its end, or until it is idle and its place is needed. Requests begin and end while `serving` is
-    /// polled, so an idle one stays idle until it is dropped.
+    /// Serves the connection to its end, or until it is evicted. Requests begin and end only while `serving` is polled, so an idle
+    /// connection stays idle until it is dropped.
     pub(crate) async fn until_evicted<F: Future>(self, serving: F) -> Option<F::Output> {
         let mut serving = pin!(serving);
-        poll_fn(|context| {
-            self.connection.task.register(context.waker());
-            if let Poll::Ready(done) = serving.as_mut().poll(context) {
+        poll_fn(|cx| {
+            self.connection.task.register(cx.waker());
+            if let Poll::Ready(done) = serving.as_mut().poll(cx) {
                 return Poll::Ready(Some(done));
             }
-            let is_over = self.connection.is_evicted() && !self.connection.is_working();
-            if is_over { Poll::Ready(None) } else { Poll::Pending }
+            let must_close = self.connection.is_evicted() && !self.connection.is_busy();
+            if must_close { Poll::Ready(None) } else { Poll::Pending }
         })
         .await
     }
 }
 
-impl Drop for Admitted {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut open = self.connections.open();
-        // One that was evicted has lost its place already.
+        let mut open = self.connections.open.lock();
+        // An evicted connection was removed when it was evicted.
         if !self.connection.is_evicted() {
             open.remove(&self.connection);
         }
@@ -296,27 +294,27 @@ mod tests {
     const A: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)));
     const B: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)));
 
-    /// Long after everything that a test does.
+    /// A time long after everything that a test does.
     const LATER: u64 = 10_000_000;
 
-    fn admit(connections: &Arc<Connections>, address: Option<IpAddr>, count: usize) -> Vec<Admitted> {
+    fn admit(connections: &Arc<Connections>, address: Option<IpAddr>, count: usize) -> Vec<ConnectionGuard> {
         (0..count).map_while(|_| connections.admit(address)).collect()
     }
 
     fn count(connections: &Connections) -> (usize, usize) {
-        let open = connections.open();
+        let open = connections.open.lock();
         (open.all.members.len(), open.by_address.values().map(|ring| ring.members.len()).sum())
     }
 
-    fn evicted(held: &[Admitted]) -> Vec<bool> {
+    fn evicted(held: &[ConnectionGuard]) -> Vec<bool> {
         held.iter().map(|one| one.connection().is_evicted()).collect()
     }
 
     #[test]
-    fn an_address_has_its_bound_and_a_proxy_has_none() {
+    fn connections_per_address_are_limited_except_for_proxies() {
         let connections = Connections::new(10, 3);
         let held = admit(&connections, A, 3);
-        let requests: Vec<_> = held.iter().map(|one| one.connection().begin()).collect();
+        let requests: Vec<_> = held.iter().map(|one| one.connection().begin_request()).collect();
         assert!(connections.admit_at(A, LATER).is_none(), "all of its connections are busy");
         let others = admit(&connections, None, 7);
         assert_eq!((others.len(), count(&connections)), (7, (10, 3)));
@@ -328,26 +326,26 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_idle_connection_is_closed_for_a_new_one() {
+    fn least_recently_used_idle_connection_is_evicted() {
         let connections = Connections::new(4, 4);
         let held: Vec<_> = (0..4).map(|n| connections.admit_at(A, 400 - n * 100).unwrap()).collect();
-        let busy = held[3].connection().begin();
+        let busy = held[3].connection().begin_request();
         assert!(connections.admit_at(B, 250).is_none(), "none has been idle for long");
         let new = connections.admit_at(B, LATER).unwrap();
         assert_eq!(evicted(&held), [false, false, true, false]);
         let newer = connections.admit_at(B, LATER).unwrap();
         assert_eq!(evicted(&held), [false, true, true, false]);
-        assert!(held[2].connection().begin().is_evicted, "too late");
+        assert!(held[2].connection().begin_request().is_evicted, "too late");
         assert_eq!(count(&connections), (4, 4));
         drop((busy, held, new, newer));
         assert_eq!(count(&connections), (0, 0));
     }
 
     #[test]
-    fn nothing_is_closed_while_it_works() {
+    fn busy_connections_are_not_evicted() {
         let connections = Connections::new(2, 2);
         let held = admit(&connections, A, 2);
-        let request = held[0].connection().begin();
+        let request = held[0].connection().begin_request();
         held[1].connection().set_blocked(true);
         assert!(connections.admit_at(B, LATER).is_none());
         held[1].connection().set_blocked(false);
@@ -356,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_evicted_connection_ends() {
+    async fn evicted_connection_stops_serving() {
         let connections = Connections::new(1, 1);
         let first = connections.admit(A).unwrap();
         let serving = tokio::spawn(first.until_evicted(std::future::pending::<()>()));

@@ -1,4 +1,4 @@
-//! Pages of other origins: off unless they are named, and then for buyers' routes alone.
+//! Cross-origin requests: allowed only for configured origins, and only to buyers' routes.
 
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -7,17 +7,18 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 
-/// The origin of the request, if it may read what we answer.
-pub(crate) fn allowed<B>(request: &Request<B>, origins: &[HeaderValue]) -> Option<HeaderValue> {
+/// The origin of the request, if its pages may read the response.
+pub(crate) fn allowed_origin<B>(request: &Request<B>, origins: &[HeaderValue]) -> Option<HeaderValue> {
     let origin = request.headers().get(ORIGIN)?;
     let allowed = request.uri().path().starts_with("/v1/") && origins.contains(origin);
     allowed.then(|| origin.clone())
 }
 
-/// The answer to a browser that asks before it sends.
+/// The response to a preflight request.
 pub(crate) fn preflight<B>(request: &Request<B>) -> Option<Response> {
-    let asks = request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
-    asks.then(|| {
+    let is_preflight =
+        request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    is_preflight.then(|| {
         let mut response = StatusCode::NO_CONTENT.into_response();
         let headers = response.headers_mut();
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));

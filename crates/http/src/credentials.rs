@@ -1,22 +1,24 @@
-//! Who administers: named tokens with roles. Never shown, compared in constant time, replaced while the server runs.
+//! Administrators: named tokens with roles. Tokens are never printed, are compared in constant time, and can be replaced while the server
+//! runs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, RwLock};
 use stampede_limit::{Limit, SlidingWindow};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 
-use crate::address::counted_as;
+use crate::address::rate_limit_key;
 
 /// What an administrator may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Look at everything, change nothing.
+    /// May read everything and change nothing.
     Viewer,
-    /// Everything.
+    /// May read and change everything.
     Operator,
 }
 
@@ -27,14 +29,14 @@ pub struct AdminToken {
     token: String,
 }
 
-/// The fewest characters of a token: 128 random bits in hexadecimal digits.
+/// The minimum length of a token: 128 random bits in hexadecimal digits.
 const MIN_CHARS: usize = 32;
-/// The least that a token must look like, in bits. 128 random bits in hexadecimal digits look like more than 90 of them.
+/// The minimum estimated entropy of a token, in bits. The estimate for 128 random bits in hexadecimal digits is above 90.
 const MIN_BITS: f64 = 80.0;
 
-/// Why a set of tokens is not accepted. Never has a token in it.
+/// Why a token is not accepted. Never contains the token.
 #[derive(Debug, thiserror::Error)]
-pub enum BadToken {
+pub enum InvalidAdminToken {
     #[error("must have at least {MIN_CHARS} visible ASCII characters and no spaces")]
     Short,
     #[error("is too easy to guess: its characters repeat or count up; `openssl rand -hex 32` makes a good one")]
@@ -43,18 +45,18 @@ pub enum BadToken {
 
 impl AdminToken {
     /// Refuses a token that could be guessed.
-    pub fn new(name: impl Into<Arc<str>>, role: Role, token: impl Into<String>) -> Result<Self, BadToken> {
+    pub fn new(name: impl Into<Arc<str>>, role: Role, token: impl Into<String>) -> Result<Self, InvalidAdminToken> {
         let (name, token) = (name.into(), token.into());
         if token.len() < MIN_CHARS || !token.bytes().all(|b| b.is_ascii_graphic()) {
-            return Err(BadToken::Short);
+            return Err(InvalidAdminToken::Short);
         }
-        if apparent_bits(token.as_bytes()) < MIN_BITS || repeats(token.as_bytes()) {
-            return Err(BadToken::Weak);
+        if estimated_bits(token.as_bytes()) < MIN_BITS || repeats(token.as_bytes()) {
+            return Err(InvalidAdminToken::Weak);
         }
         Ok(Self { name, role, token })
     }
 
-    /// Two administrators with the same token: the audit log could not tell them apart.
+    /// The names of two administrators with the same token, whose actions the audit log could not tell apart.
     pub fn find_equal(tokens: &[Self]) -> Option<(&str, &str)> {
         let mut pairs =
             tokens.iter().enumerate().flat_map(|(n, one)| tokens[..n].iter().map(move |other| (other, one)));
@@ -68,9 +70,9 @@ impl fmt::Debug for AdminToken {
     }
 }
 
-/// How random a text looks: the entropy of its characters, or of the steps between them if that is less (`abcdef…` has many
-/// characters and one step), over its length.
-fn apparent_bits(text: &[u8]) -> f64 {
+/// Estimates the entropy of a text, in bits: the entropy of its characters or of the steps between them, whichever is less (`abcdef…` has
+/// many characters and one step), times its length.
+fn estimated_bits(text: &[u8]) -> f64 {
     let steps = text.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
     let per_char = entropy(text.iter().copied()).min(entropy(steps));
     #[expect(clippy::cast_precision_loss, reason = "a token is short")]
@@ -88,84 +90,84 @@ fn entropy(values: impl Iterator<Item = u8>) -> f64 {
     counts.values().map(|count| -count / all * (count / all).log2()).sum()
 }
 
-/// Is it a shorter text again and again?
+/// Whether a text is a repetition of a shorter one.
 fn repeats(text: &[u8]) -> bool {
     (1..=text.len() / 2).any(|period| text.iter().zip(&text[period..]).all(|(one, other)| one == other))
 }
 
-/// Whose token is it? Every one is compared, whether or not one was right before.
+/// The owner of a token. All tokens are compared, so that the time does not depend on which one matches.
 fn find(tokens: &[AdminToken], token: &str) -> Option<(Arc<str>, Role)> {
-    let (mut found, mut place) = (Choice::from(0), 0u64);
+    let (mut found, mut index) = (Choice::from(0), 0u64);
     for (n, known) in (0u64..).zip(tokens) {
         let same = known.token.as_bytes().ct_eq(token.as_bytes());
-        place = u64::conditional_select(&place, &n, same);
+        index = u64::conditional_select(&index, &n, same);
         found |= same;
     }
-    let place = usize::try_from(place).ok()?;
-    bool::from(found).then(|| (tokens[place].name.clone(), tokens[place].role))
+    let index = usize::try_from(index).ok()?;
+    bool::from(found).then(|| (tokens[index].name.clone(), tokens[index].role))
 }
 
-/// Why a token was not accepted.
+/// Why authentication failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
-    Wrong,
-    /// Too many wrong ones came from this address.
+pub(crate) enum AuthError {
+    WrongToken,
+    /// Too many wrong tokens came from this address.
     Limited {
         wait: Duration,
     },
 }
 
-/// How many administrators at addresses are remembered.
+/// How many pairs of an administrator and an address are remembered.
 const MAX_ACCEPTED: usize = 10_000;
 
-/// The administrators there are, and how often each address has guessed wrongly.
+/// The administrators, and how many wrong tokens each address has sent.
 #[derive(Debug)]
 pub(crate) struct Administrators {
     tokens: RwLock<Arc<[AdminToken]>>,
-    guesses: SlidingWindow<IpAddr>,
-    /// Who was accepted from where.
+    wrong_tokens: SlidingWindow<IpAddr>,
+    /// Which administrators were accepted from which addresses.
     accepted: Mutex<HashSet<(IpAddr, Arc<str>)>>,
 }
 
 impl Administrators {
-    pub(crate) fn new(tokens: Vec<AdminToken>, guesses_per_ip: Limit, memory: usize) -> Self {
-        let guesses = SlidingWindow::new(guesses_per_ip, memory);
-        Self { tokens: RwLock::new(tokens.into()), guesses, accepted: Mutex::default() }
+    pub(crate) fn new(tokens: Vec<AdminToken>, wrong_tokens_per_ip: Limit, memory: usize) -> Self {
+        let wrong_tokens = SlidingWindow::new(wrong_tokens_per_ip, memory);
+        Self { tokens: RwLock::new(tokens.into()), wrong_tokens, accepted: Mutex::default() }
     }
 
-    /// How many wrong tokens were not counted, because the memory was full.
+    /// How many wrong tokens were not counted, because the memory of the limit was full.
     pub(crate) fn let_through(&self) -> u64 {
-        self.guesses.let_through()
+        self.wrong_tokens.let_through()
     }
 
-    /// From now on these are the tokens.
+    /// Replaces all tokens.
     pub(crate) fn replace(&self, tokens: Vec<AdminToken>) {
-        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = tokens.into();
+        *self.tokens.write() = tokens.into();
     }
 
     /// The name and role of the token's owner.
     ///
-    /// An address that has sent too many wrong tokens is refused whatever it sends, so that it cannot go on guessing. Exempt are
-    /// administrators who were accepted from the same address before: others behind the same proxy cannot lock them out.
-    pub(crate) fn authenticate(&self, address: IpAddr, token: &str) -> Result<(Arc<str>, Role), Refused> {
-        let address = counted_as(address);
-        let limited = self.guesses.peek(address);
-        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner).clone();
+    /// An address that has sent too many wrong tokens is refused even with a right one, so that it cannot go on guessing. Administrators
+    /// who were accepted from the same address before are exempt: others behind the same proxy cannot lock them out.
+    pub(crate) fn authenticate(&self, address: IpAddr, token: &str) -> Result<(Arc<str>, Role), AuthError> {
+        let address = rate_limit_key(address);
+        let limited = self.wrong_tokens.peek(address);
+        let tokens = self.tokens.read().clone();
         let Some((name, role)) = find(&tokens, token) else {
-            let counted = limited.and_then(|()| self.guesses.check(address));
-            return Err(counted.map_or_else(|wait| Refused::Limited { wait }, |()| Refused::Wrong));
+            let counted = limited.and_then(|()| self.wrong_tokens.check(address));
+            return Err(counted.map_or_else(|wait| AuthError::Limited { wait }, |()| AuthError::WrongToken));
         };
-        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = (address, name);
-        let is_known = accepted.contains(&place);
+        let mut accepted = self.accepted.lock();
+        let key = (address, name);
+        let is_known = accepted.contains(&key);
         match limited {
-            Err(wait) if !is_known => return Err(Refused::Limited { wait }),
+            Err(wait) if !is_known => return Err(AuthError::Limited { wait }),
             Ok(()) if !is_known && accepted.len() < MAX_ACCEPTED => {
-                accepted.insert(place.clone());
+                accepted.insert(key.clone());
             }
             _ => {}
         }
-        Ok((place.1, role))
+        Ok((key.1, role))
     }
 }
 
@@ -182,18 +184,18 @@ mod tests {
         AdminToken { name: name.into(), role, token: token.into() }
     }
 
-    fn two() -> Vec<AdminToken> {
+    fn two_tokens() -> Vec<AdminToken> {
         vec![token("alice", Role::Operator, ALICE), token("bob", Role::Viewer, BOB)]
     }
 
     #[test]
-    fn each_token_is_its_own() {
-        let tokens = two();
-        let who = |token| find(&tokens, token).map(|(name, role)| (name.to_string(), role));
-        assert_eq!(who(ALICE), Some(("alice".into(), Role::Operator)));
-        assert_eq!(who(BOB), Some(("bob".into(), Role::Viewer)));
+    fn token_identifies_its_administrator() {
+        let tokens = two_tokens();
+        let owner = |token| find(&tokens, token).map(|(name, role)| (name.to_string(), role));
+        assert_eq!(owner(ALICE), Some(("alice".into(), Role::Operator)));
+        assert_eq!(owner(BOB), Some(("bob".into(), Role::Viewer)));
         for wrong in ["", "token-of", &format!("{BOB}x"), &BOB.to_uppercase()] {
-            assert_eq!(who(wrong), None);
+            assert_eq!(owner(wrong), None);
         }
         assert!(!format!("{tokens:?}").contains("token-of"));
     }
@@ -202,7 +204,7 @@ mod tests {
     fn weak_and_equal_tokens_are_refused() {
         let new = |text: &str| AdminToken::new("a", Role::Viewer, text);
         for short in ["", "0123456789abcdef", &"é".repeat(32), "with a space 7f3a9c51e02b8d46c2b8e64d"] {
-            assert!(matches!(new(short), Err(BadToken::Short)), "{short}");
+            assert!(matches!(new(short), Err(InvalidAdminToken::Short)), "{short}");
         }
         for weak in [
             &"a".repeat(64),
@@ -212,45 +214,48 @@ mod tests {
             "password-password-password-password",
             "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa7f3a",
         ] {
-            assert!(matches!(new(weak), Err(BadToken::Weak)), "{weak}");
+            assert!(matches!(new(weak), Err(InvalidAdminToken::Weak)), "{weak}");
         }
-        assert_eq!(AdminToken::find_equal(&two()), None);
+        assert_eq!(AdminToken::find_equal(&two_tokens()), None);
         let third = token("carol", Role::Viewer, ALICE);
-        assert_eq!(AdminToken::find_equal(&[two(), vec![third]].concat()), Some(("alice", "carol")));
+        assert_eq!(AdminToken::find_equal(&[two_tokens(), vec![third]].concat()), Some(("alice", "carol")));
     }
 
-    /// What `openssl rand -hex 16` makes, and the server at its first start.
+    /// The tokens of `openssl rand -hex 16` and of the server at its first start.
     #[test]
     fn random_tokens_are_accepted() {
         let mut random = StdRng::seed_from_u64(7);
         let mut least = f64::MAX;
         for _ in 0..20_000 {
             let token = format!("{:032x}", random.random::<u128>());
-            least = least.min(apparent_bits(token.as_bytes()));
+            least = least.min(estimated_bits(token.as_bytes()));
             assert!(AdminToken::new("a", Role::Viewer, token.as_str()).is_ok(), "{token}");
         }
-        assert!(least > MIN_BITS + 5.0, "{least} bits are close to the bound");
+        assert!(least > MIN_BITS + 5.0, "{least} bits are close to the minimum");
     }
 
     #[test]
-    fn an_address_that_guesses_is_limited_and_others_are_not() {
+    fn only_the_address_that_guesses_is_limited() {
         let limit = Limit { count: 3, window: Duration::from_secs(3600) };
-        let all = Administrators::new(two(), limit, 100);
+        let all = Administrators::new(two_tokens(), limit, 100);
         let [office, attacker, home]: [IpAddr; 3] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|ip| ip.parse().unwrap());
         let name = |address, token| all.authenticate(address, token).map(|(name, _)| name.to_string());
         assert_eq!(name(office, ALICE), Ok("alice".into()));
         for address in [office, attacker] {
             for _ in 0..3 {
-                assert_eq!(name(address, "wrong"), Err(Refused::Wrong));
+                assert_eq!(name(address, "wrong"), Err(AuthError::WrongToken));
             }
-            assert!(matches!(name(address, "wrong"), Err(Refused::Limited { .. })));
+            assert!(matches!(name(address, "wrong"), Err(AuthError::Limited { .. })));
         }
-        assert!(matches!(name(attacker, ALICE), Err(Refused::Limited { .. })), "a guess too late");
+        assert!(
+            matches!(name(attacker, ALICE), Err(AuthError::Limited { .. })),
+            "the right token after too many wrong ones"
+        );
         assert_eq!(name(home, ALICE), Ok("alice".into()), "another address");
         assert_eq!(name(office, ALICE), Ok("alice".into()), "accepted from there before");
-        assert!(matches!(name(office, BOB), Err(Refused::Limited { .. })), "not accepted from there before");
+        assert!(matches!(name(office, BOB), Err(AuthError::Limited { .. })), "not accepted from there before");
         all.replace(vec![token("alice", Role::Operator, BOB)]);
-        assert_eq!(name(office, BOB), Ok("alice".into()), "her new token");
-        assert!(matches!(name(home, ALICE), Err(Refused::Wrong)), "her old token");
+        assert_eq!(name(office, BOB), Ok("alice".into()), "the new token");
+        assert!(matches!(name(home, ALICE), Err(AuthError::WrongToken)), "the old token");
     }
 }

@@ -1,31 +1,35 @@
-//! Bodies, ids, queries, and who is asking. Whatever is wrong becomes a [`Problem`].
+//! Extractors: bodies, ids, query strings, and the caller with their limits. Every rejection is a [`Problem`].
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stampede_core::{Code, UserId};
+use stampede_core::{Code, Invalid, UserId};
 use stampede_engine::{Caller, Error, Proven};
 
-use crate::address::counted_as;
+use crate::address::rate_limit_key;
 use crate::app::App;
-use crate::credentials::{Refused, Role};
+use crate::credentials::{AuthError, Role};
 use crate::problem::Problem;
 use crate::security_log::AdminRefusal;
 
-/// No body that we take is longer.
+/// The longest request body.
 const MAX_BODY: usize = 16 * 1024;
-/// No body may take longer to arrive.
+/// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A JSON body.
+/// A JSON body, of a request or of a response.
 pub(crate) struct Json<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
@@ -47,7 +51,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
             serde_json::error::Category::Data => Problem::new(Code::InvalidRequest).detail(error.to_string()),
             _ => Problem::new(Code::InvalidJson).detail(error.to_string()),
         })?;
-        // Serde fills a struct from an array as well, member by member in their order. No caller means that.
+        // Serde also fills a struct from an array, member by member in their order. Such a body is a mistake of the caller.
         if body.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::new(Code::InvalidRequest).detail("the body must be a JSON object"));
         }
@@ -55,17 +59,27 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
     }
 }
 
-/// The one id in the path.
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        axum::Json(self.0).into_response()
+    }
+}
+
+/// The only id in the path.
 pub(crate) struct Id<T>(pub(crate) T);
 
-impl<T: FromStr<Err: std::fmt::Display>> FromRequestParts<Arc<App>> for Id<T> {
+impl<T: FromStr<Err: Display>> FromRequestParts<Arc<App>> for Id<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let text = Path::<String>::from_request_parts(parts, app).await;
-        let Path(text) = text.map_err(|_| Problem::invalid("id", "cannot be read"))?;
-        text.parse().map(Self).map_err(|error| Problem::invalid("id", format!("{error}")))
+        let text = Path::from_request_parts(parts, app).await;
+        parse_id(text).map(Self).map_err(|invalid| Error::Invalid(vec![invalid]).into())
     }
+}
+
+pub(crate) fn parse_id<T: FromStr<Err: Display>>(text: Result<Path<String>, PathRejection>) -> Result<T, Invalid> {
+    let Path(text) = text.map_err(|_| Invalid::new("id", "cannot be read"))?;
+    text.parse().map_err(|error: T::Err| Invalid::new("id", error.to_string()))
 }
 
 /// The query string.
@@ -88,10 +102,10 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
 }
 
-/// The token of the session, as it came.
-pub(crate) struct Token(pub(crate) String);
+/// The token of a session, not verified yet.
+pub(crate) struct BearerToken(pub(crate) String);
 
-impl FromRequestParts<Arc<App>> for Token {
+impl FromRequestParts<Arc<App>> for BearerToken {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
@@ -99,59 +113,36 @@ impl FromRequestParts<Arc<App>> for Token {
     }
 }
 
-/// Whose token the request carries, by its seal alone.
-fn proven(headers: &HeaderMap, app: &App) -> Result<Proven, Error> {
+/// The owner of the request's token, verified by its signature alone.
+pub(crate) fn prove(headers: &HeaderMap, app: &App) -> Result<Proven, Error> {
     app.engine.prove(bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?)
 }
 
-/// Somebody who is logged in and wants to buy, so often and no more.
-pub(crate) struct Buyer(pub(crate) UserId);
+/// The user who is logged in, within the limit of requests about their own orders and sessions. Buying has a limit of its own.
+pub(crate) struct CurrentUser(pub(crate) UserId);
 
-impl Buyer {
-    /// The limit comes before the session is looked for: a token that has expired is limited, too, before it reaches the ledger.
-    pub(crate) async fn of(headers: &HeaderMap, app: &App) -> Result<Self, Error> {
-        let proven = proven(headers, app)?;
-        if let Err(wait) = app.limits.buys_per_user.check(proven.user) {
-            app.buy_metrics.limited();
-            return Err(Error::Limited { wait });
-        }
-        app.engine.authenticate(proven).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<App>> for Buyer {
+impl FromRequestParts<Arc<App>> for CurrentUser {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        Ok(Self::of(&parts.headers, app).await?)
-    }
-}
-
-/// Somebody who is logged in and sees to what is their own. Buying has a limit of its own.
-pub(crate) struct Own(pub(crate) UserId);
-
-impl FromRequestParts<Arc<App>> for Own {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let proven = proven(&parts.headers, app)?;
-        // Before the session is looked for: see `Buyer::of`.
+        let proven = prove(&parts.headers, app)?;
+        // Before the session is read, so that an expired token is limited too, before it reaches the ledger.
         app.limits.own_per_user.check(proven.user).map_err(|wait| Error::Limited { wait })?;
         Ok(app.engine.authenticate(proven).await.map(Self)?)
     }
 }
 
-/// Anybody who looks around, so often and no more.
+/// A visitor of a public page, within the limit of their address.
 pub(crate) struct Visitor;
 
 impl FromRequestParts<Arc<App>> for Visitor {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let Peer(address) = Peer::from_request_parts(parts, app).await?;
-        app.limits.reads_per_ip.check(counted_as(address)).map_err(|wait| Error::Limited { wait })?;
-        // A visitor who is logged in stays so. The page is public: it neither waits for the session nor depends on it.
-        if let Ok(proven) = proven(&parts.headers, app)
+        let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
+        app.limits.reads_per_ip.check(rate_limit_key(address)).map_err(|wait| Error::Limited { wait })?;
+        // Browsing keeps a session alive. The page is public: it neither waits for the session nor depends on it.
+        if let Ok(proven) = prove(&parts.headers, app)
             && !app.engine.refresh(proven)
             && app.limits.own_per_user.check(proven.user).is_ok()
         {
@@ -161,22 +152,22 @@ impl FromRequestParts<Arc<App>> for Visitor {
     }
 }
 
-/// A caller of what is there for operators and programmers: `/readyz`, the API document and its pages.
+/// A caller of `/readyz`, `/openapi.json` or `/docs`, within the limit of their address.
 pub(crate) struct Prober;
 
 impl FromRequestParts<Arc<App>> for Prober {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let Peer(address) = Peer::from_request_parts(parts, app).await?;
-        app.limits.probes_per_ip.check(counted_as(address)).map_err(|wait| Error::Limited { wait })?;
+        let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
+        app.limits.probes_per_ip.check(rate_limit_key(address)).map_err(|wait| Error::Limited { wait })?;
         Ok(Self)
     }
 }
 
-/// The address, name and role of an administrator.
-async fn administrator(parts: &mut Parts, app: &Arc<App>) -> Result<(IpAddr, Arc<str>, Role), Problem> {
-    let Peer(address) = Peer::from_request_parts(parts, app).await?;
+/// Authenticates an administrator: their address, name and role.
+async fn authenticate_administrator(parts: &mut Parts, app: &Arc<App>) -> Result<(IpAddr, Arc<str>, Role), Problem> {
+    let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
     let refused = |reason, problem| {
         app.security_log.administrator_refused(address, reason, None);
         problem
@@ -186,32 +177,32 @@ async fn administrator(parts: &mut Parts, app: &Arc<App>) -> Result<(IpAddr, Arc
     };
     match app.administrators.authenticate(address, token) {
         Ok((name, role)) => Ok((address, name, role)),
-        Err(Refused::Wrong) => Err(refused(AdminRefusal::WrongToken, Problem::new(Code::Unauthorized))),
-        Err(Refused::Limited { wait }) => {
+        Err(AuthError::WrongToken) => Err(refused(AdminRefusal::WrongToken, Problem::new(Code::Unauthorized))),
+        Err(AuthError::Limited { wait }) => {
             Err(refused(AdminRefusal::TooManyWrongTokens, Error::Limited { wait }.into()))
         }
     }
 }
 
-/// An administrator who may look.
+/// An administrator with any role.
 pub(crate) struct Viewer;
 
 impl FromRequestParts<Arc<App>> for Viewer {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        administrator(parts, app).await.map(|_| Self)
+        authenticate_administrator(parts, app).await.map(|_| Self)
     }
 }
 
-/// An administrator who may change things, and the request that they sent.
+/// An administrator who may change things, with the request they sent.
 pub(crate) struct Operator(pub(crate) Caller);
 
 impl FromRequestParts<Arc<App>> for Operator {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let (address, name, role) = administrator(parts, app).await?;
+        let (address, name, role) = authenticate_administrator(parts, app).await?;
         if role == Role::Viewer {
             app.security_log.administrator_refused(address, AdminRefusal::ViewerOnly, Some(&name));
             return Err(Problem::new(Code::Forbidden));
@@ -221,24 +212,24 @@ impl FromRequestParts<Arc<App>> for Operator {
     }
 }
 
-/// Carries the work out even if its caller goes away: what has begun in the ledger must reach the gate too.
-pub(crate) async fn to_the_end<T: Send + 'static>(
+/// Runs work to its end even if its caller disconnects: a change that has begun in the ledger must reach the gate too.
+pub(crate) async fn run_detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, Problem> {
     match tokio::spawn(work).await {
         Ok(done) => Ok(done?),
         Err(error) => {
-            tracing::error!(%error, "a request panicked");
+            tracing::error!(%error, "request panicked");
             Err(Problem::new(Code::Internal))
         }
     }
 }
 
-/// Where the request came from.
+/// The address of the client: of the connection, or as a trusted proxy reports it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer(pub(crate) IpAddr);
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
-impl FromRequestParts<Arc<App>> for Peer {
+impl FromRequestParts<Arc<App>> for ClientAddress {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
@@ -246,7 +237,7 @@ impl FromRequestParts<Arc<App>> for Peer {
     }
 }
 
-/// The id of the request, as in its answer and in the log.
+/// The id of the request, as in its response and in the log.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestId(pub(crate) Arc<str>);
 

@@ -3,14 +3,14 @@
 use axum::http::header::HOST;
 use axum::http::{HeaderMap, Version};
 
-/// What is wrong with the header, if anything. HTTP/1.0 knows none: there it may be missing.
-pub(crate) fn fault(version: Version, headers: &HeaderMap) -> Option<&'static str> {
+/// What is wrong with the header, if anything. HTTP/1.0 does not require one.
+pub(crate) fn check(version: Version, headers: &HeaderMap) -> Result<(), &'static str> {
     let mut values = headers.get_all(HOST).iter();
     match (values.next(), values.next()) {
-        (Some(_), Some(_)) => Some("there is more than one Host header"),
-        (Some(host), None) if !is_well_formed(host.as_bytes()) => Some("the Host header is malformed"),
-        (None, _) if version != Version::HTTP_10 => Some("the Host header is missing"),
-        _ => None,
+        (Some(_), Some(_)) => Err("there is more than one Host header"),
+        (Some(host), None) if !is_well_formed(host.as_bytes()) => Err("the Host header is malformed"),
+        (None, _) if version != Version::HTTP_10 => Err("the Host header is missing"),
+        _ => Ok(()),
     }
 }
 

@@ -1,47 +1,48 @@
-//! The edge. Thin: parse, call the engine, answer.
+//! The HTTP API: parses requests, calls the engine, writes responses.
 //!
-//! - [`server`]: accepts connections, answers requests, shuts down gracefully; `connections`: their bounds; `patient`, [`tls`],
-//!   `cors`, `throttle`
-//! - [`app`]: what the handlers share
-//! - [`problem`]: every no, as `application/problem+json` with a stable code, in English and Chinese
-//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `host`: the `Host` header;
-//!   `security_log`: who was refused
-//! - [`openapi`]: the routes, and the document made from them; `figures`: how many, how long
-//! - `extract`: bodies, ids, queries, who is asking
-//! - one file per resource: `login`, `sales`, `shops`, `orders`, `admin`, `audit`, `quarantine`, `users`, `operations` (with `readiness`), `page`,
-//!   `load_test`
+//! - [`server`]: accepts connections and shuts down gracefully; `connections`: their limits; `write_timeout`, [`tls`]
+//! - [`service`]: one request from its head to its response; `host`, `cors`
+//! - `router`: the routes; [`openapi`]: the document made from them
+//! - `buy`: buying, on the fast path and through the router
+//! - [`app`]: what the handlers share; `extract`: bodies, ids, query strings, callers and their limits; `pagination`
+//! - [`problem`]: refusals as `application/problem+json` with a stable code, in English and Chinese
+//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `security_log`: who was refused
+//! - `metrics`: request counts and durations; `log_throttle`: limits on log lines
+//! - one file per resource: `login`, `sales`, `shops`, `orders`, `operations` (with `readiness`), `page`, `load_test`; `admin`: what
+//!   administrators do
 
 pub mod address;
 mod admin;
 pub mod app;
-mod audit;
+mod buy;
 mod connections;
 mod cors;
 pub mod credentials;
 mod extract;
-mod figures;
 mod host;
 mod load_test;
+mod log_throttle;
 mod login;
-mod marks;
+mod metrics;
 pub mod openapi;
 mod operations;
 mod orders;
 mod page;
-mod patient;
+mod pagination;
 pub mod problem;
-mod quarantine;
 mod readiness;
+mod router;
 mod sales;
 mod security_log;
 pub mod server;
+pub mod service;
 mod shops;
-mod throttle;
 pub mod tls;
-mod users;
+mod write_timeout;
 
 pub use address::Network;
 pub use app::{App, Config, Surface};
 pub use axum::http::HeaderValue;
-pub use credentials::{AdminToken, BadToken, Role};
+pub use credentials::{AdminToken, InvalidAdminToken, Role};
 pub use server::{ServerConfig, serve};
+pub use service::HttpService;

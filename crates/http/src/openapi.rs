@@ -1,7 +1,8 @@
-//! The routes, and the OpenAPI document made from them: served at `/openapi.json`, to be read at `/docs`.
+//! The OpenAPI document, made from the handlers: served at `/openapi.json`, with a page to read it at `/docs`.
 //!
-//! A handler tells its path, its answers and its own refusals; what holds for many routes is added in `complete`.
+//! A handler declares its path, its responses and the refusals that only it has; `complete` adds what holds for many routes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -11,96 +12,24 @@ use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::middleware::{from_extractor_with_state, map_response};
 use axum::response::Response;
 use axum::routing::get;
+use stampede_core::Code;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, ContentBuilder, InfoBuilder, OpenApi, Ref, RefOr, Required, ResponseBuilder};
 use utoipa::{PartialSchema as _, ToSchema as _};
-use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt as _};
-use utoipa_axum::routes;
 use utoipa_swagger_ui::{Config as SwaggerConfig, SwaggerUi};
 
-use crate::app::{App, Surface};
+use crate::app::App;
 use crate::extract::Prober;
-use crate::figures::TimedLayer;
-use crate::problem;
-use crate::{admin, audit, load_test, login, marks, operations, orders, quarantine, sales, shops, users};
+use crate::router::is_admin_path;
+use crate::{buy, problem, router};
 
-/// Every route of a listener.
-pub(crate) fn collect(surface: Surface, load_test: bool) -> OpenApiRouter<Arc<App>> {
-    let mut all = vec![routes!(operations::healthz), routes!(operations::readyz)];
-    if surface != Surface::Admin {
-        all.extend([
-            routes!(login::send_code),
-            routes!(login::puzzle),
-            routes!(login::log_in),
-            routes!(login::log_out),
-            routes!(login::sessions, login::end_sessions),
-            routes!(login::end_session),
-            routes!(login::me),
-            routes!(shops::types),
-            routes!(shops::list),
-            routes!(shops::one),
-            routes!(shops::vouchers),
-            routes!(sales::list),
-            routes!(sales::one),
-            routes!(orders::buy),
-            routes!(orders::list),
-            routes!(orders::one),
-            routes!(orders::cancel),
-        ]);
-    }
-    if surface != Surface::Buyers {
-        all.extend([
-            routes!(operations::metrics),
-            routes!(audit::log),
-            routes!(users::find),
-            routes!(users::one),
-            routes!(users::end_sessions),
-            routes!(users::disable),
-            routes!(users::enable),
-            routes!(shops::create),
-            routes!(shops::edit),
-            routes!(shops::all_vouchers),
-            routes!(shops::create_voucher),
-            routes!(shops::edit_voucher),
-            routes!(shops::shelve),
-            routes!(shops::unshelve),
-            routes!(admin::list_sales, admin::create_sale),
-            routes!(admin::one_sale),
-            routes!(admin::gate),
-            routes!(marks::marks),
-            routes!(admin::orders_in),
-            routes!(admin::pause),
-            routes!(admin::resume),
-            routes!(admin::end),
-            routes!(admin::top_up),
-            routes!(quarantine::list),
-            routes!(quarantine::one),
-            routes!(quarantine::retry),
-            routes!(quarantine::discard),
-        ]);
-    }
-    if load_test {
-        all.push(routes!(load_test::noop));
-        if surface != Surface::Buyers {
-            all.push(routes!(load_test::sessions));
-        }
-    }
-    all.into_iter().fold(OpenApiRouter::new(), |router, route| router.routes(timed(route)))
-}
-
-/// Every route has its own figure of how long it takes.
-fn timed(route: UtoipaMethodRouter<Arc<App>>) -> UtoipaMethodRouter<Arc<App>> {
-    let path = route.1.paths.keys().next().cloned().unwrap_or_default();
-    route.layer(TimedLayer::new(path))
-}
-
-/// The document of all routes there are.
+/// The document of all routes.
 pub fn document() -> OpenApi {
-    complete(collect(Surface::Both, true).into_openapi())
+    complete(router::declared())
 }
 
-/// Adds what holds for many routes: who may ask, the id in the path, and the refusals that any handler can end in.
+/// Adds what holds for many routes: authentication, the id in the path, and the refusals that they have in common.
 pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
     api.info = InfoBuilder::new()
         .title("Stampede")
@@ -129,59 +58,24 @@ pub(crate) fn complete(mut api: OpenApi) -> OpenApi {
     api
 }
 
-/// Is it a path for administrators alone?
-pub(crate) fn is_for_administrators(path: &str) -> bool {
-    path.starts_with("/admin/") || path == "/metrics"
-}
-
 fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
-    let is_admins = is_for_administrators(path);
-    let mut refusals = vec![
-        ("400", "`invalid_request`"),
-        ("500", "`internal`"),
-        ("503", "`busy`, `unavailable` or `outcome_unknown`: ask again"),
-    ];
-    if path.contains("{id}") {
-        refusals.push(("404", "There is no such thing, or it is not yours"));
-        if !operation
-            .parameters
-            .iter()
-            .flatten()
-            .any(|parameter| matches!(parameter, RefOr::T(one) if one.name == "id"))
-        {
-            let id = ParameterBuilder::new()
-                .name("id")
-                .parameter_in(ParameterIn::Path)
-                .required(Required::True)
-                .schema(Some(stampede_core::OrderId::schema()))
-                .build();
-            operation.parameters.get_or_insert_default().push(RefOr::T(id));
-        }
+    if path.contains("{id}") && !has_id(operation) {
+        let id = ParameterBuilder::new()
+            .name("id")
+            .parameter_in(ParameterIn::Path)
+            .required(Required::True)
+            .schema(Some(stampede_core::OrderId::schema()))
+            .build();
+        operation.parameters.get_or_insert_default().push(RefOr::T(id));
     }
-    if operation.request_body.is_some() {
-        refusals[0].1 = "`invalid_request`, `invalid_json`";
-        refusals.extend([
-            ("408", "`request_timeout`"),
-            ("413", "`payload_too_large`"),
-            ("415", "`unsupported_media_type`"),
-        ]);
-    }
-    if is_admins {
+    if is_admin_path(path) {
         operation.security = Some(vec![SecurityRequirement::new("admin", [""; 0])]);
-        refusals.push(("429", "`too_many_requests`: too many wrong tokens from this address"));
-        if changes {
-            refusals.push(("403", "`forbidden`: a viewer changes nothing"));
-        }
-    } else if path.starts_with("/v1/") || path == "/readyz" {
-        refusals.push(("429", "`too_many_requests`"));
     }
-    if operation.security.is_some() {
-        refusals.push(("401", "`unauthorized`"));
-    }
+    let refusals = refusals(path, operation, changes);
     let responses = &mut operation.responses.responses;
     for (status, description) in refusals {
         let response = || RefOr::T(ResponseBuilder::new().description(description).build());
-        responses.entry(status.to_owned()).or_insert_with(response);
+        responses.entry(status.to_string()).or_insert_with(response);
     }
     let is_refusal = |status: &str| status.starts_with(['4', '5']);
     for (_, response) in responses.iter_mut().filter(|(status, _)| is_refusal(status)) {
@@ -193,13 +87,65 @@ fn complete_operation(path: &str, operation: &mut Operation, changes: bool) {
     }
 }
 
-/// `/openapi.json` and `/docs`.
+fn has_id(operation: &Operation) -> bool {
+    operation.parameters.iter().flatten().any(|parameter| matches!(parameter, RefOr::T(one) if one.name == "id"))
+}
+
+/// The refusals that a route has in common with others, as descriptions by status.
+fn refusals(path: &str, operation: &Operation, changes: bool) -> BTreeMap<u16, String> {
+    let with_status = |status: u16| Code::ALL.iter().copied().filter(move |code| code.http_status() == status);
+    let mut codes: Vec<Code> = vec![Code::InvalidRequest, Code::Internal];
+    codes.extend(with_status(503));
+    if path == buy::PATH {
+        codes.extend(Code::ALL.iter().filter(|code| code.refuses_buying()));
+    }
+    if operation.request_body.is_some() {
+        codes.extend([Code::InvalidJson, Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType]);
+    }
+    if operation.security.is_some() {
+        codes.push(Code::Unauthorized);
+    }
+    if path.starts_with("/v1/") || path == "/readyz" {
+        codes.push(Code::TooManyRequests);
+    }
+    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
+    for code in codes {
+        let same_status = by_status.entry(code.http_status()).or_default();
+        if !same_status.contains(&code) {
+            same_status.push(code);
+        }
+    }
+    let mut refusals: BTreeMap<u16, String> =
+        by_status.into_iter().map(|(status, codes)| (status, describe(&codes))).collect();
+    let mut note = |code: Code, note: &str| {
+        refusals.entry(code.http_status()).or_insert_with(|| format!("{}: {note}", describe(&[code])));
+    };
+    if is_admin_path(path) {
+        note(Code::TooManyRequests, "too many wrong tokens from this address");
+        if changes {
+            note(Code::Forbidden, "a viewer may not change anything");
+        }
+    }
+    if path.contains("{id}") {
+        refusals.entry(404).or_insert_with(|| "No such resource, or it belongs to another user".to_owned());
+    }
+    refusals
+}
+
+/// `` `a`, `b` or `c` ``
+fn describe(codes: &[Code]) -> String {
+    let mut words: Vec<_> = codes.iter().map(|code| format!("`{}`", code.as_str())).collect();
+    let last = words.pop().unwrap_or_default();
+    if words.is_empty() { last } else { format!("{} or {last}", words.join(", ")) }
+}
+
+/// The routes `/openapi.json` and `/docs`.
 pub(crate) fn pages(api: &OpenApi, app: Arc<App>) -> Router<Arc<App>> {
-    // The page styles itself inline; scripts are its own files alone.
+    // The page has inline styles; its scripts are files.
     let policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    // Written once: it is the same for every caller, and longer than anything else that is served. Plain maps and strings: writing
-    // them cannot fail.
+    // Serialized once: the document is the same for every caller, and longer than any other response. Serializing plain maps and strings
+    // does not fail.
     let document = Bytes::from(serde_json::to_vec(api).unwrap_or_default());
     let document = move || async move { ([(CONTENT_TYPE, "application/json")], document) };
     let pages: Router<Arc<App>> = SwaggerUi::new("/docs").config(SwaggerConfig::from("/openapi.json")).into();
@@ -208,9 +154,9 @@ pub(crate) fn pages(api: &OpenApi, app: Arc<App>) -> Router<Arc<App>> {
         let headers = response.headers_mut();
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
         if let Some(kind) = headers.get_mut(CONTENT_TYPE).filter(|kind| lacks_charset(kind))
-            && let Ok(whole) = HeaderValue::try_from([kind.as_bytes(), b"; charset=utf-8"].concat())
+            && let Ok(with_charset) = HeaderValue::try_from([kind.as_bytes(), b"; charset=utf-8"].concat())
         {
-            *kind = whole;
+            *kind = with_charset;
         }
         response
     }))
@@ -218,4 +164,43 @@ pub(crate) fn pages(api: &OpenApi, app: Arc<App>) -> Router<Arc<App>> {
 
 fn lacks_charset(kind: &HeaderValue) -> bool {
     kind.to_str().is_ok_and(|kind| kind.starts_with("text/") && !kind.contains("charset"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Handlers name the codes of their own refusals in texts, which the compiler does not check.
+    #[test]
+    fn every_code_in_a_description_has_the_status_of_its_response() {
+        let document = document();
+        let mut checked = 0;
+        for (path, item) in &document.paths.paths {
+            for operation in [&item.get, &item.post, &item.put, &item.delete].into_iter().flatten() {
+                for (status, response) in &operation.responses.responses {
+                    let RefOr::T(response) = response else { continue };
+                    if !status.starts_with(['4', '5']) {
+                        continue;
+                    }
+                    for word in response.description.split('`').skip(1).step_by(2).filter(|word| !word.contains('/')) {
+                        let code = Code::ALL.iter().find(|code| code.as_str() == word);
+                        let expected = code.map(|code| code.http_status().to_string());
+                        assert_eq!(expected.as_ref(), Some(status), "{path}: {word}");
+                        checked += 1;
+                    }
+                }
+            }
+        }
+        assert!(checked > 100, "{checked}");
+    }
+
+    #[test]
+    fn refusals_of_buying_come_from_the_table() {
+        let document = document();
+        let post = document.paths.paths[buy::PATH].post.as_ref().unwrap();
+        for code in Code::ALL.iter().filter(|code| code.refuses_buying()) {
+            let RefOr::T(response) = &post.responses.responses[&code.http_status().to_string()] else { panic!() };
+            assert!(response.description.contains(&format!("`{}`", code.as_str())), "{code:?}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! For whoever runs it: is it alive, is it ready, what are its figures.
+//! Health, readiness and metrics.
 
 use std::sync::Arc;
 
@@ -11,27 +11,27 @@ use crate::app::App;
 use crate::extract::{Prober, Viewer};
 use crate::problem::Problem;
 
-/// Is it alive?
-#[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, description = "Yes", body = String)))]
+/// Whether the process is alive.
+#[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, description = "It is", body = String)))]
 pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Should it get traffic? If not, `detail` tells why.
-#[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "Yes", body = String)))]
+/// Whether the server is ready for requests. If not, `detail` says why.
+#[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "It is", body = String)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'static str, Problem> {
     if app.is_draining() {
         return Err(Problem::new(Code::Unavailable).detail("shutting down"));
     }
     let engine = app.engine.clone();
-    match app.readiness.of(|| async move { engine.ready().await }).await {
+    match app.readiness.check(|| async move { engine.ready().await }).await {
         Ok(()) => Ok("ready\n"),
         Err(unready) => Err(Problem::new(unready.code).detail(unready.detail)),
     }
 }
 
-/// Figures for Prometheus.
-#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, description = "Text", body = String)))]
+/// Metrics in the Prometheus text format.
+#[utoipa::path(get, path = "/metrics", tag = "operations", responses((status = 200, description = "Metrics", body = String)))]
 pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response {
     #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
     metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);

@@ -1,4 +1,4 @@
-//! The small page at `/`.
+//! The page at `/`.
 
 use axum::http::HeaderName;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY};

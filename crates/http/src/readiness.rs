@@ -1,24 +1,24 @@
-//! Whether the ledger answers: it is asked at most once a second, however many ask us.
+//! Whether the ledger responds. It is checked at most once a second, whatever the number of callers.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use stampede_core::Code;
 use stampede_engine::Error;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How long an answer is used.
+/// How long the result of a check is used.
 const FRESH_FOR: Duration = Duration::from_secs(1);
 
-/// What the ledger said, and when; or why it did not.
+/// The result of a check.
 #[derive(Debug, Clone)]
-struct Answer {
+struct Check {
     at: Instant,
-    said: Result<(), Unready>,
+    result: Result<(), Unready>,
 }
 
-/// The code for the caller, and what went wrong.
+/// Why the server is not ready.
 #[derive(Debug, Clone)]
 pub(crate) struct Unready {
     pub(crate) code: Code,
@@ -33,48 +33,48 @@ impl From<Error> for Unready {
 
 #[derive(Debug)]
 pub(crate) struct Readiness {
-    answers: watch::Sender<Option<Answer>>,
-    /// Asks the ledger, or has done so.
-    asking: Mutex<Option<JoinHandle<()>>>,
+    last: watch::Sender<Option<Check>>,
+    /// The task of the last check.
+    task: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Default for Readiness {
     fn default() -> Self {
-        Self { answers: watch::Sender::new(None), asking: Mutex::default() }
+        Self { last: watch::Sender::new(None), task: Mutex::default() }
     }
 }
 
-fn is_fresh(answer: &Option<Answer>) -> bool {
-    answer.as_ref().is_some_and(|answer| answer.at.elapsed() < FRESH_FOR)
+fn is_fresh(check: &Option<Check>) -> bool {
+    check.as_ref().is_some_and(|check| check.at.elapsed() < FRESH_FOR)
 }
 
 impl Readiness {
-    /// What the ledger says, at most [`FRESH_FOR`] old. `ask` asks it.
-    pub(crate) async fn of<A>(&self, ask: impl FnOnce() -> A) -> Result<(), Unready>
+    /// The result of a check that is at most [`FRESH_FOR`] old. `ping` checks the ledger.
+    pub(crate) async fn check<P>(&self, ping: impl FnOnce() -> P) -> Result<(), Unready>
     where
-        A: Future<Output = Result<(), Error>> + Send + 'static,
+        P: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        self.ask(ask);
-        let mut answers = self.answers.subscribe();
-        // The sender lives as long as we do.
-        let answer = answers.wait_for(is_fresh).await.ok().and_then(|answer| answer.clone());
-        answer.map_or(Ok(()), |answer| answer.said)
+        self.start(ping);
+        let mut last = self.last.subscribe();
+        // Waiting fails only if the sender is dropped, and `self` owns it.
+        let check = last.wait_for(is_fresh).await.ok().and_then(|check| check.clone());
+        check.map_or(Ok(()), |check| check.result)
     }
 
-    /// Asks the ledger, unless its answer is fresh or under way. In a task of its own: a caller that goes away must not make the
-    /// next one ask again.
-    fn ask<A>(&self, ask: impl FnOnce() -> A)
+    /// Starts a check, unless the last one is fresh or still running. It runs in its own task, so that a caller that disconnects does not
+    /// make the next caller start another one.
+    fn start<P>(&self, ping: impl FnOnce() -> P)
     where
-        A: Future<Output = Result<(), Error>> + Send + 'static,
+        P: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_fresh(&self.answers.borrow()) || asking.as_ref().is_some_and(|task| !task.is_finished()) {
+        let mut task = self.task.lock();
+        if is_fresh(&self.last.borrow()) || task.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
-        let (asked, answers) = (ask(), self.answers.clone());
-        *asking = Some(tokio::spawn(async move {
-            let said = asked.await.map_err(Unready::from);
-            answers.send_replace(Some(Answer { at: Instant::now(), said }));
+        let (ping, last) = (ping(), self.last.clone());
+        *task = Some(tokio::spawn(async move {
+            let result = ping.await.map_err(Unready::from);
+            last.send_replace(Some(Check { at: Instant::now(), result }));
         }));
     }
 }
@@ -89,24 +89,24 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_ledger_is_asked_once_a_second_however_many_ask() {
-        let (readiness, asked) = (Readiness::default(), Arc::new(AtomicU32::new(0)));
-        let ask = || {
-            let asked = asked.clone();
+    async fn ledger_is_checked_once_a_second_whatever_the_number_of_callers() {
+        let (readiness, pings) = (Readiness::default(), Arc::new(AtomicU32::new(0)));
+        let ping = || {
+            let pings = pings.clone();
             async move {
-                asked.fetch_add(1, Ordering::SeqCst);
+                pings.fetch_add(1, Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 Err(Error::Busy)
             }
         };
         let started = Instant::now();
-        // A caller that goes away before the answer.
-        assert!(readiness.of(ask).now_or_never().is_none());
-        while asked.load(Ordering::SeqCst) < 2 {
-            assert_eq!(readiness.of(ask).await.unwrap_err().code, Code::Busy);
-            assert!(started.elapsed() < 60 * FRESH_FOR, "never asked again");
+        // A caller that disconnects before the check ends.
+        assert!(readiness.check(ping).now_or_never().is_none());
+        while pings.load(Ordering::SeqCst) < 2 {
+            assert_eq!(readiness.check(ping).await.unwrap_err().code, Code::Busy);
+            assert!(started.elapsed() < 60 * FRESH_FOR, "never checked again");
             tokio::task::yield_now().await;
         }
-        assert!(started.elapsed() >= FRESH_FOR, "asked again after {:?}", started.elapsed());
+        assert!(started.elapsed() >= FRESH_FOR, "checked again after {:?}", started.elapsed());
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use stampede_core::{SaleId, SaleState, SaleStatus, Timestamp, VoucherId};
@@ -10,7 +9,8 @@ use stampede_engine::SaleView;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
-use crate::extract::{Id, Params, Visitor};
+use crate::extract::{Id, Json, Params, Visitor};
+use crate::pagination::page_size;
 use crate::problem::Problem;
 
 #[derive(Deserialize, IntoParams)]
@@ -19,13 +19,13 @@ use crate::problem::Problem;
 pub(crate) struct SalesParams {
     state: Option<SaleState>,
     before: Option<SaleId>,
-    /// How many on a page; 20 without it.
+    /// Page size; 20 by default.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub(crate) struct SaleAnswer {
+pub(crate) struct SaleResponse {
     id: SaleId,
     voucher_id: VoucherId,
     title: String,
@@ -49,7 +49,7 @@ pub(crate) struct SaleAnswer {
     epoch: Option<i64>,
 }
 
-impl SaleAnswer {
+impl SaleResponse {
     pub(crate) fn new(view: &SaleView, server_time: Option<Timestamp>) -> Self {
         let SaleView { sale, state, remaining } = view;
         Self {
@@ -70,8 +70,8 @@ impl SaleAnswer {
         }
     }
 
-    /// With what only administrators see.
-    pub(crate) fn whole(view: &SaleView) -> Self {
+    /// With the members that only administrators see.
+    pub(crate) fn for_admin(view: &SaleView) -> Self {
         let sale = &view.sale;
         let (status, ver, epoch) = (Some(sale.status), Some(sale.ver), Some(sale.epoch.0));
         Self { status, ver, epoch, ..Self::new(view, None) }
@@ -79,38 +79,30 @@ impl SaleAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
-pub(crate) struct SalesAnswer {
+pub(crate) struct SalesResponse {
     server_time: Timestamp,
-    sales: Vec<SaleAnswer>,
+    sales: Vec<SaleResponse>,
 }
 
-/// A page of at most 100.
-pub(crate) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
-    match limit.unwrap_or(20) {
-        limit @ 1..=100 => Ok(limit),
-        _ => Err(Problem::invalid("limit", "must be between 1 and 100")),
-    }
-}
-
-/// The sales that visitors see, newest first.
-#[utoipa::path(get, path = "/v1/sales", tag = "sales", params(SalesParams), responses((status = 200, description = "A page", body = SalesAnswer)))]
+/// All published sales, newest first.
+#[utoipa::path(get, path = "/v1/sales", tag = "sales", params(SalesParams), responses((status = 200, description = "A page", body = SalesResponse)))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
     _: Visitor,
     Params(params): Params<SalesParams>,
-) -> Result<Answer<SalesAnswer>, Problem> {
+) -> Result<Json<SalesResponse>, Problem> {
     let views = app.engine.sales(params.state, params.before, page_size(params.limit)? as usize);
-    let sales = views.iter().map(|view| SaleAnswer::new(view, None)).collect();
-    Ok(Answer(SalesAnswer { server_time: app.engine.clock().now(), sales }))
+    let sales = views.iter().map(|view| SaleResponse::new(view, None)).collect();
+    Ok(Json(SalesResponse { server_time: app.engine.clock().now(), sales }))
 }
 
-/// One sale, with the time of the server.
-#[utoipa::path(get, path = "/v1/sales/{id}", tag = "sales", responses((status = 200, description = "The sale", body = SaleAnswer)))]
+/// One sale, with the server's clock.
+#[utoipa::path(get, path = "/v1/sales/{id}", tag = "sales", responses((status = 200, description = "The sale", body = SaleResponse)))]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
     _: Visitor,
     Id(id): Id<SaleId>,
-) -> Result<Answer<SaleAnswer>, Problem> {
+) -> Result<Json<SaleResponse>, Problem> {
     let view = app.engine.sale(id).await?;
-    Ok(Answer(SaleAnswer::new(&view, Some(app.engine.clock().now()))))
+    Ok(Json(SaleResponse::new(&view, Some(app.engine.clock().now()))))
 }

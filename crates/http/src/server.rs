@@ -1,63 +1,45 @@
-//! Accepts connections, answers requests, and shuts down gracefully.
+//! Accepts connections, with TLS or without, within limits; speaks HTTP/1 over them; shuts down gracefully.
+//!
+//! What a request gets as its response is the business of [`HttpService`].
 
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
-use axum::http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS,
-    X_FRAME_OPTIONS,
-};
-use axum::http::{HeaderValue, Request};
-use axum::response::{IntoResponse as _, Response};
-use hyper::body::Incoming;
+use axum::http::HeaderValue;
+use axum::http::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use rand::RngExt as _;
-use stampede_core::{Code, SaleId};
-use stampede_engine::Error;
+use stampede_core::Code;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
-use tower::Service as _;
-use tracing::{Instrument as _, Level, Span};
 
-use crate::app::{App, Surface};
-use crate::connections::{Admitted, Connection, Connections, REFUSED_TOTAL, UnderWay};
-use crate::extract::{Buyer, Peer, RequestId};
-use crate::orders::BuyerAddress;
-use crate::patient::Patient;
-use crate::problem::{Language, Problem, render};
-use crate::throttle::Throttle;
-use crate::{address, cors, host, load_test, openapi, orders, security_log};
+use crate::address;
+use crate::connections::{Connection, ConnectionGuard, Connections, REFUSED_TOTAL};
+use crate::log_throttle::LogThrottle;
+use crate::problem::{Language, Problem};
+use crate::service::{HttpService, NO_CONTENT_ALLOWED};
+use crate::write_timeout::WriteTimeout;
 
 #[derive(Clone)]
 pub struct ServerConfig {
-    /// Plain without.
+    /// Plain HTTP without it.
     pub tls: Option<TlsAcceptor>,
-    /// Tell browsers to come by HTTPS alone.
-    pub hsts: bool,
-    /// Pages of these origins may call the buyers' routes.
-    pub cors_origins: Vec<HeaderValue>,
     pub max_connections: usize,
-    /// Of them, from one address that is not a trusted proxy.
+    /// How many of them may come from one address that is not a trusted proxy.
     pub max_connections_per_address: usize,
-    /// A request's head must arrive within this time; an idle connection is closed after it.
+    /// How long the head of a request may take to arrive; an idle connection is closed after it.
     pub head_timeout: Duration,
-    /// A request must be answered within this time. Of who wants to buy it must be known by then who it is; the rest has a time of its own.
-    pub answer_timeout: Duration,
-    /// How long requests under way may go on after shutdown has begun.
+    /// How long requests in progress may go on after shutdown has begun.
     pub drain_timeout: Duration,
 }
 
@@ -71,42 +53,40 @@ impl fmt::Debug for ServerConfig {
 /// The longest request head that is read; a longer one gets 431.
 const MAX_HEAD: usize = 16 * 1024;
 const MAX_HEADERS: usize = 64;
-/// How much of a path the log shows: longer ones are sent to fill the disk.
-const MAX_LOGGED_PATH: usize = 128;
-/// An answer that is not a page loads nothing and is shown in no frame.
-const NO_CONTENT_ALLOWED: HeaderValue = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
-/// How long an answer may wait for a peer that does not read.
+/// How long a response may wait for a peer that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How many connections may be told at once that they are too many; more are closed without a word.
+/// How many connections over the limit may be sent a response at once; more are closed without one.
 pub const MAX_REFUSALS: usize = 128;
 const REFUSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it is logged that no connection can be accepted.
+/// How often a failure to accept is logged.
 const ACCEPT_ERROR_EVERY: Duration = Duration::from_secs(10);
+/// The pause after a failure to accept.
+const ACCEPT_RETRY: Duration = Duration::from_millis(20);
 
-/// What a connection hears that is one too many.
-static FULL: LazyLock<Vec<u8>> = LazyLock::new(|| {
-    let body = "{\"type\":\"urn:stampede:busy\",\"title\":\"Too many connections; please try again\",\
-                \"status\":503,\"code\":\"busy\"}";
-    let head = "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\nx-frame-options: DENY\r\n\
-                content-security-policy: default-src 'none'; frame-ancestors 'none'\r\n\
-                content-type: application/problem+json\r\ncontent-length:";
-    format!("{head} {}\r\n\r\n{body}", body.len()).into_bytes()
+/// The response to a connection over the limit.
+static TOO_MANY_CONNECTIONS: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let problem = Problem::new(Code::Busy).detail("too many connections");
+    let body = problem.to_json(Language::English);
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\nx-frame-options: DENY\r\n\
+         content-security-policy: {}\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\n\r\n",
+        NO_CONTENT_ALLOWED.to_str().unwrap_or_default(),
+        body.len()
+    );
+    [head.into_bytes(), body].concat()
 });
 
-/// Serves until `shutdown`, then lets the requests under way finish.
+/// Serves until `shutdown`, then lets requests in progress finish.
 pub async fn serve(
     listener: TcpListener,
-    app: Arc<App>,
-    surface: Surface,
+    service: HttpService,
     config: ServerConfig,
     shutdown: impl Future<Output = ()> + Send,
 ) {
-    let router = app.clone().routes(surface);
-    let drain_timeout = config.drain_timeout;
+    let (service, config) = (Arc::new(service), Arc::new(config));
     let connections = Connections::new(config.max_connections, config.max_connections_per_address);
-    let mut accept_errors = Throttle::new(ACCEPT_ERROR_EVERY);
-    let edge = Edge { app: app.clone(), router, sells: surface != Surface::Admin, config: Arc::new(config) };
+    let accept_errors = LogThrottle::new("cannot accept a connection", 1, ACCEPT_ERROR_EVERY);
     let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
     let graceful = GracefulShutdown::new();
     tokio::pin!(shutdown);
@@ -115,229 +95,106 @@ pub async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of file descriptors, or the peer has gone: neither is a reason to stop serving.
-                    if let Some(held_back) = accept_errors.pass(Instant::now()) {
-                        tracing::warn!(%error, held_back, "cannot accept a connection");
+                    // Out of file descriptors, or the peer has gone: the server keeps serving.
+                    if accept_errors.allows() {
+                        tracing::warn!(%error, "cannot accept a connection");
                     }
                     if error.kind() != ErrorKind::ConnectionAborted {
                         connections.evict_one();
-                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        tokio::time::sleep(ACCEPT_RETRY).await;
                     }
                     continue;
                 }
             },
             () = &mut shutdown => break,
         };
-        let is_proxy = address::is_trusted(peer.ip(), &app.config.trusted_proxies);
-        let counted = (!is_proxy).then(|| address::counted_as(peer.ip().to_canonical()));
-        match connections.admit(counted) {
-            Some(place) => serve_connection(stream, peer, edge.clone(), &graceful, place),
-            None => refuse(stream, &refusals, edge.config.tls.is_some()),
+        let is_limited = !service.is_trusted_proxy(peer.ip());
+        let counted_for = is_limited.then(|| address::rate_limit_key(peer.ip().to_canonical()));
+        match connections.admit(counted_for) {
+            Some(guard) => serve_connection(stream, peer, &service, &config, &graceful, guard),
+            None => refuse(stream, &refusals, config.tls.is_some()),
         }
     }
     drop(listener);
-    app.drain();
-    if timeout(drain_timeout, graceful.shutdown()).await.is_err() {
-        tracing::warn!("some connections did not finish in time and were cut");
+    if timeout(config.drain_timeout, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some connections did not finish in time and were closed");
     }
 }
 
 fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>, tls: bool) {
     metrics::counter!(REFUSED_TOTAL).increment(1);
     if tls {
-        // A handshake is what we have no room for; closing it says enough.
+        // A response would need a handshake, which costs more than a connection over the limit may.
         return;
     }
-    let Ok(place) = refusals.clone().try_acquire_owned() else { return };
-    let telling = async move {
-        stream.write_all(&FULL).await?;
+    let Ok(permit) = refusals.clone().try_acquire_owned() else { return };
+    let responding = async move {
+        stream.write_all(&TOO_MANY_CONNECTIONS).await?;
         stream.shutdown().await?;
-        // What was sent is read away: closing with it unread would reset the connection, and the answer with it.
+        // Closing a connection with unread input resets it, and the peer may lose the response.
         tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
     };
     tokio::spawn(async move {
-        // Whether it was heard or not, the connection is over.
-        let _ = timeout(REFUSE_TIMEOUT, telling).await;
-        drop(place);
+        // The connection is closed whether or not the response arrived.
+        let _ = timeout(REFUSE_TIMEOUT, responding).await;
+        drop(permit);
     });
 }
 
-fn serve_connection(stream: TcpStream, peer: SocketAddr, edge: Edge, graceful: &GracefulShutdown, place: Admitted) {
-    // Answers are small and complete: there is nothing to wait for.
+fn serve_connection(
+    stream: TcpStream,
+    peer: SocketAddr,
+    service: &Arc<HttpService>,
+    config: &Arc<ServerConfig>,
+    graceful: &GracefulShutdown,
+    guard: ConnectionGuard,
+) {
+    // Responses are small and written at once: there is nothing to coalesce.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "cannot set TCP_NODELAY");
     }
-    let watcher = graceful.watcher();
-    let connection = place.connection().clone();
-    tokio::spawn(place.until_evicted(async move {
-        match &edge.config.tls {
-            None => speak_http(stream, peer, edge, connection, watcher).await,
-            Some(tls) => match timeout(edge.config.head_timeout, tls.accept(stream)).await {
-                Ok(Ok(stream)) => speak_http(stream, peer, edge, connection, watcher).await,
-                Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS"),
-                Err(_) => tracing::debug!("a connection took too long to speak TLS"),
+    let (service, config, watcher) = (service.clone(), config.clone(), graceful.watcher());
+    let connection = guard.connection().clone();
+    tokio::spawn(guard.until_evicted(async move {
+        match &config.tls {
+            None => serve_http(stream, peer, service, &config, connection, watcher).await,
+            Some(tls) => match timeout(config.head_timeout, tls.accept(stream)).await {
+                Ok(Ok(stream)) => serve_http(stream, peer, service, &config, connection, watcher).await,
+                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                Err(_) => tracing::debug!("TLS handshake timed out"),
             },
         }
     }));
 }
 
-async fn speak_http<S>(stream: S, peer: SocketAddr, edge: Edge, place: Arc<Connection>, watcher: Watcher)
-where
+async fn serve_http<S>(
+    stream: S,
+    peer: SocketAddr,
+    service: Arc<HttpService>,
+    config: &ServerConfig,
+    connection: Arc<Connection>,
+    watcher: Watcher,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let head_timeout = edge.config.head_timeout;
-    let stream = Patient::new(stream, WRITE_TIMEOUT, place.clone());
-    let service = service_fn(move |request| answer(edge.clone(), request, peer, place.begin()));
-    let connection = http1::Builder::new()
+    let stream = WriteTimeout::new(stream, WRITE_TIMEOUT, connection.clone());
+    let service = service_fn(move |request| {
+        let (service, in_progress) = (service.clone(), connection.begin_request());
+        async move {
+            let mut response = service.call(request, peer.ip(), in_progress.is_evicted).await;
+            if in_progress.is_evicted {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let serving = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head_timeout)
+        .header_read_timeout(config.head_timeout)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = watcher.watch(connection).await {
-        tracing::debug!(%error, "a connection ended with an error");
+    if let Err(error) = watcher.watch(serving).await {
+        tracing::debug!(%error, "connection ended with an error");
     }
-}
-
-/// What every connection has at hand.
-#[derive(Clone)]
-struct Edge {
-    app: Arc<App>,
-    router: Router,
-    /// Buyers may come here.
-    sells: bool,
-    config: Arc<ServerConfig>,
-}
-
-/// What takes the short way, past the router.
-#[derive(Clone, Copy)]
-enum Direct {
-    Buy(SaleId),
-    /// What buying is measured against in a load test.
-    Noop,
-}
-
-impl Edge {
-    fn direct<B>(&self, request: &Request<B>) -> Option<Direct> {
-        if !self.sells {
-            return None;
-        }
-        let (method, uri) = (request.method(), request.uri());
-        orders::wanted(method, uri)
-            .map(Direct::Buy)
-            .or_else(|| (self.app.config.allow_load_test && load_test::wanted(method, uri)).then_some(Direct::Noop))
-    }
-
-    /// The same as [`load_test::noop`].
-    fn noop(&self, request: Request<Incoming>) -> Response {
-        let started = Instant::now();
-        drop(request);
-        let response = load_test::respond();
-        self.app.http_metrics.noop().record(started.elapsed());
-        response
-    }
-
-    /// What everything but buying goes through.
-    async fn route(&mut self, request: Request<Incoming>, client: IpAddr, id: &str) -> Response {
-        let mut request = request.map(Body::new);
-        request.extensions_mut().insert(Peer(client));
-        request.extensions_mut().insert(RequestId(id.into()));
-        match timeout(self.config.answer_timeout, self.router.call(request)).await {
-            Ok(Ok(response)) => response,
-            Err(_) => Problem::new(Code::OutcomeUnknown).into_response(),
-        }
-    }
-
-    /// What everybody waits for takes the short way, past the router: the same as [`orders::buy`].
-    async fn sell(&self, request: Request<Incoming>, client: IpAddr, sale: SaleId, id: &str) -> Response {
-        let started = Instant::now();
-        let known = match BuyerAddress::check(&self.app, client) {
-            Ok(_) => timeout(self.config.answer_timeout, Buyer::of(request.headers(), &self.app)).await,
-            Err(limited) => Ok(Err(limited)),
-        };
-        // What was read of the connection is free again before the wait for the ledger.
-        drop(request);
-        let sold = match known.unwrap_or(Err(Error::Plain(Code::Unavailable))) {
-            Ok(Buyer(user)) => orders::sell(&self.app, user, sale).await,
-            Err(error) => Err(error),
-        };
-        self.app.http_metrics.buying.record(started.elapsed());
-        sold.unwrap_or_else(|error| {
-            // The one refusal that the log hears of.
-            let failed = matches!(error, Error::Ledger(_));
-            let span = if failed { tracing::error_span!("buying", id, %sale) } else { Span::none() };
-            span.in_scope(|| Problem::from(error)).into_response()
-        })
-    }
-}
-
-/// Names a request in logs and in its answer: unique in this process, and hard to mistake for another's.
-fn next_request_id() -> String {
-    static START: LazyLock<u64> = LazyLock::new(|| rand::rng().random::<u64>() << 20);
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{:016x}", START.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)))
-}
-
-async fn answer(
-    mut edge: Edge,
-    request: Request<Incoming>,
-    peer: SocketAddr,
-    under_way: UnderWay,
-) -> Result<Response, Infallible> {
-    let started = Instant::now();
-    let id = next_request_id();
-    let direct = edge.direct(&request);
-    // On the way of a try to buy nothing is told, unless it fails or everything is.
-    let span = if direct.is_some() && !tracing::enabled!(Level::DEBUG) {
-        Span::none()
-    } else {
-        let path = request.uri().path();
-        let path = &path[..path.floor_char_boundary(MAX_LOGGED_PATH)];
-        tracing::error_span!("request", id, method = %request.method(), path)
-    };
-    let is_for_administrators = openapi::is_for_administrators(request.uri().path());
-    let language = Language::of(request.headers());
-    let client = address::client(peer.ip(), request.headers(), &edge.app.config.trusted_proxies);
-    let origin = cors::allowed(&request, &edge.config.cors_origins);
-    let preflight = origin.as_ref().and_then(|_| cors::preflight(&request));
-    let bad_host = host::fault(request.version(), request.headers());
-    let refused = bad_host.map(|fault| Problem::new(Code::InvalidRequest).detail(fault).into_response());
-    let refused = if under_way.is_evicted { Some(Problem::new(Code::Busy).into_response()) } else { refused };
-    let response = match (refused.or(preflight), direct) {
-        (Some(response), _) => response,
-        (None, Some(Direct::Buy(sale))) => edge.sell(request, client, sale, &id).instrument(span.clone()).await,
-        (None, Some(Direct::Noop)) => async { edge.noop(request) }.instrument(span.clone()).await,
-        (None, None) => edge.route(request, client, &id).instrument(span.clone()).await,
-    };
-    let mut response = render(response, language);
-    let headers = response.headers_mut();
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
-    // The pages set their own.
-    headers.entry(CONTENT_SECURITY_POLICY).or_insert(NO_CONTENT_ALLOWED);
-    // What a buyer or an operator is told is for nobody else; the page sets its own.
-    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    if under_way.is_evicted {
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-    if edge.config.hsts {
-        headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
-    }
-    if let Some(origin) = origin {
-        cors::allow(headers, origin);
-    }
-    if let Ok(id) = HeaderValue::try_from(&id) {
-        headers.insert("x-request-id", id);
-    }
-    edge.app.http_metrics.count(response.status());
-    if !is_for_administrators && security_log::is_refusal(response.status()) {
-        // A try to buy has a span only if there is something to say.
-        let span = match direct {
-            Some(Direct::Buy(sale)) => tracing::error_span!("buying", id, %sale),
-            _ => span.clone(),
-        };
-        span.in_scope(|| edge.app.security_log.buyer_refused(client, response.status()));
-    }
-    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), elapsed = ?started.elapsed(), "answered"));
-    Ok(response)
 }

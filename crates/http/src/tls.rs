@@ -1,9 +1,10 @@
-//! TLS by certificate files, which can be read again while the server runs.
+//! TLS with certificate files that can be reloaded while the server runs.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -17,11 +18,11 @@ pub enum TlsError {
     Certificate(String, #[source] rustls::pki_types::pem::Error),
     #[error("cannot read the private key in {0}")]
     Key(String, #[source] rustls::pki_types::pem::Error),
-    #[error("the certificate and the key do not go together")]
+    #[error("the certificate and the key do not match")]
     Pair(#[source] rustls::Error),
 }
 
-/// The certificate that new connections are shown.
+/// The certificate for new connections.
 #[derive(Debug)]
 pub struct Certificate {
     provider: Arc<CryptoProvider>,
@@ -29,22 +30,22 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// From a file of certificates, the server's own first, and a file with its key; both in PEM.
+    /// Reads a file with a certificate chain, the server's certificate first, and a file with its key; both in PEM.
     pub fn read(certificate: &Path, key: &Path) -> Result<Arc<Self>, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let current = RwLock::new(read(certificate, key, &provider)?);
         Ok(Arc::new(Self { provider, current }))
     }
 
-    /// Reads the files again. If they cannot be read or do not go together, the certificate stays as it is. Connections that are
-    /// open keep the certificate they have seen.
+    /// Reads the files again. If they cannot be read or do not match, the certificate stays as it is. Open connections keep the
+    /// certificate of their handshake.
     pub fn reload(&self, certificate: &Path, key: &Path) -> Result<(), TlsError> {
-        let fresh = read(certificate, key, &self.provider)?;
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
+        let reloaded = read(certificate, key, &self.provider)?;
+        *self.current.write() = reloaded;
         Ok(())
     }
 
-    /// Accepts connections with whatever the certificate is at that moment.
+    /// Accepts connections with the certificate that is current at their handshake.
     pub fn acceptor(self: &Arc<Self>) -> Result<TlsAcceptor, TlsError> {
         let config = rustls::ServerConfig::builder_with_provider(self.provider.clone())
             .with_safe_default_protocol_versions()
@@ -57,7 +58,7 @@ impl Certificate {
 
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(self.current.read().clone())
     }
 }
 
@@ -72,7 +73,7 @@ fn read(certificate: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc
     Ok(Arc::new(CertifiedKey::from_der(chain, key, provider).map_err(TlsError::Pair)?))
 }
 
-/// A key that cannot be read at all is an error that reading it reports.
+/// A key that cannot be read counts as not readable: reading it reports the error.
 fn is_world_readable(key: &Path) -> bool {
     std::fs::metadata(key).is_ok_and(|file| file.permissions().mode() & 0o004 != 0)
 }

@@ -167,7 +167,7 @@ fn serving(place: &Place) -> std::process::Command {
     std::fs::write(clock_file(place), "0").unwrap();
     command
         .env("STAMPEDE_CLOCK_FILE", clock_file(place))
-        .env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000")
+        .env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000")
         // A clock that jumps must not log anybody out.
         .env("STAMPEDE__LOGIN__SESSION_TTL_MS", (24 * 3600 * 1000).to_string())
         .env("STAMPEDE__LOG__LEVEL", "off");

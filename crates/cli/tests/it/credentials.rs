@@ -244,7 +244,7 @@ async fn sighup_reads_the_certificate_again() {
     // A key that does not belong to the certificate, as while the files are being written: the old pair stays.
     write(&new_pem, &old_key);
     shop.process.signal("HUP").unwrap();
-    let line = logged(&log, &["certificate stays as it was", "do not go together"]).await;
+    let line = logged(&log, &["certificate stays as it was", "do not match"]).await;
     assert!(line.contains("ERROR"), "{line}");
     assert_eq!(connect_tls(&shop, &trusted).await.0, old);
 

@@ -144,7 +144,7 @@ async fn slow_senders_keep_nobody_out() {
     let (slow, cap) = (count(10_000, 400) as usize, count(8_000, 300) as usize);
     let folder = folder();
     let mut command = command(&folder);
-    command.env("STAMPEDE__HTTP__MAX_CONNECTIONS", cap.to_string()).env("STAMPEDE__HTTP__HEAD_WITHIN_MS", "120000");
+    command.env("STAMPEDE__HTTP__MAX_CONNECTIONS", cap.to_string()).env("STAMPEDE__HTTP__HEAD_TIMEOUT_MS", "120000");
     let shop = Shop::run(command);
     let mut honest = shop.client().await;
     let requests = count(5_000, 500) as usize;

@@ -148,7 +148,7 @@ async fn raw(shop: &Shop, bytes: &[u8]) -> String {
 async fn what_is_not_http_is_refused() {
     let folder = folder();
     let mut command = command(&folder);
-    command.env("STAMPEDE__HTTP__HEAD_WITHIN_MS", "2000");
+    command.env("STAMPEDE__HTTP__HEAD_TIMEOUT_MS", "2000");
     let shop = Shop::run(command);
     let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
     let many = format!("GET / HTTP/1.1\r\n{}\r\n", "x-a: b\r\n".repeat(1000));

@@ -75,7 +75,7 @@ async fn database_killed(kind: Kind) {
     let server = kind.own_server();
     let place = Place::with(Some(kind.create_database(&server, server.port())));
     let mut command = command(&place);
-    command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
+    command.env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
     let shop = Shop::run(command);
     let buyers = shop.log_in(0, PEOPLE).await;
     for round in 0..count(5, 1) {
@@ -98,7 +98,7 @@ async fn wire_broken(kind: Kind) {
     let proxy = Proxy::start(server.address()).await.unwrap();
     let place = Place::with(Some(kind.create_database(server, proxy.address().port())));
     let mut command = command(&place);
-    command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
+    command.env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
     let shop = Shop::run(command);
     let buyers = shop.log_in(0, PEOPLE).await;
     let mut rng = StdRng::seed_from_u64(7);
@@ -150,7 +150,7 @@ async fn disk_full_on_sqlite() {
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_stampede")]);
     let mut command = serving(limited, &place);
-    command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "500").env("STAMPEDE__LOG__LEVEL", "off");
+    command.env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "500").env("STAMPEDE__LOG__LEVEL", "off");
     let shop = Shop::run(command);
     let buyers = shop.log_in(0, PEOPLE).await;
     let limit = |bytes: &str| {
@@ -191,7 +191,7 @@ async fn disk_full_on_a_small_file_system() {
         inside.args(["--user", "--mount", "--preserve-credentials", "--target", &holder.pid().to_string()]);
         inside.arg(env!("CARGO_BIN_EXE_stampede"));
         let mut command = serving(inside, &place);
-        command.env("STAMPEDE__BUY__ANSWER_WITHIN_MS", "500").env("STAMPEDE__LOG__LEVEL", "off");
+        command.env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "500").env("STAMPEDE__LOG__LEVEL", "off");
         Shop::run(command)
     };
     let within = PathBuf::from(format!("/proc/{}/root{}", holder.pid(), place.path().display()));

@@ -1,8 +1,7 @@
-//! What administrators do to accounts. Every change is in the audit log before it is made.
+//! Accounts of users.
 
 use std::sync::Arc;
 
-use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -11,14 +10,14 @@ use stampede_core::{Timestamp, UserId};
 use stampede_engine::Action;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admin::audited;
+use super::audited;
 use crate::app::App;
-use crate::extract::{Id, Operator, Params, Viewer};
+use crate::extract::{Id, Json, Operator, Params, Viewer};
 use crate::login::parse_phone;
 use crate::problem::Problem;
 
 #[derive(Serialize, ToSchema)]
-pub(crate) struct AccountAnswer {
+pub(crate) struct AccountResponse {
     id: UserId,
     nickname: String,
     /// Masked.
@@ -27,7 +26,7 @@ pub(crate) struct AccountAnswer {
     disabled: bool,
 }
 
-impl From<Account> for AccountAnswer {
+impl From<Account> for AccountResponse {
     fn from(account: Account) -> Self {
         let Account { user, created_at, disabled } = account;
         Self { id: user.id, nickname: user.nickname, phone: user.phone.to_string(), created_at, disabled }
@@ -42,28 +41,28 @@ pub(crate) struct UserParams {
     phone: String,
 }
 
-/// The account of a phone.
-#[utoipa::path(get, path = "/admin/v1/users", tag = "admin", params(UserParams), responses((status = 200, description = "The account", body = AccountAnswer), (status = 404, description = "`no_such_user`")))]
+/// The account with a phone number.
+#[utoipa::path(get, path = "/admin/v1/users", tag = "admin", params(UserParams), responses((status = 200, description = "The account", body = AccountResponse), (status = 404, description = "`no_such_user`")))]
 pub(crate) async fn find(
     State(app): State<Arc<App>>,
     _: Viewer,
     Params(params): Params<UserParams>,
-) -> Result<Answer<AccountAnswer>, Problem> {
+) -> Result<Json<AccountResponse>, Problem> {
     let account = app.engine.account_of(&parse_phone(&params.phone)?).await?;
-    Ok(Answer(account.into()))
+    Ok(Json(account.into()))
 }
 
 /// One account.
-#[utoipa::path(get, path = "/admin/v1/users/{id}", tag = "admin", responses((status = 200, description = "The account", body = AccountAnswer)))]
+#[utoipa::path(get, path = "/admin/v1/users/{id}", tag = "admin", responses((status = 200, description = "The account", body = AccountResponse)))]
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
     _: Viewer,
     Id(id): Id<UserId>,
-) -> Result<Answer<AccountAnswer>, Problem> {
-    Ok(Answer(app.engine.account(id).await?.into()))
+) -> Result<Json<AccountResponse>, Problem> {
+    Ok(Json(app.engine.account(id).await?.into()))
 }
 
-/// Ends all sessions of a user, at once.
+/// Ends all sessions of a user immediately.
 #[utoipa::path(delete, path = "/admin/v1/users/{id}/sessions", tag = "admin", responses((status = 204, description = "Ended")))]
 pub(crate) async fn end_sessions(
     State(app): State<Arc<App>>,
@@ -81,28 +80,28 @@ async fn set_disabled(
     name: &'static str,
     id: UserId,
     disabled: bool,
-) -> Result<Answer<AccountAnswer>, Problem> {
+) -> Result<Json<AccountResponse>, Problem> {
     let work = move |app: Arc<App>| async move { app.engine.set_disabled(id, disabled).await };
     let account = audited(app, operator, Action::new(name, format!("user {id}")), work).await?;
-    Ok(Answer(account.into()))
+    Ok(Json(account.into()))
 }
 
-/// Disables an account: its sessions end at once, and it cannot log in.
-#[utoipa::path(post, path = "/admin/v1/users/{id}/disable", tag = "admin", responses((status = 200, description = "Disabled", body = AccountAnswer)))]
+/// Disables an account: its sessions end immediately, and its user cannot log in.
+#[utoipa::path(post, path = "/admin/v1/users/{id}/disable", tag = "admin", responses((status = 200, description = "Disabled", body = AccountResponse)))]
 pub(crate) async fn disable(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<UserId>,
-) -> Result<Answer<AccountAnswer>, Problem> {
+) -> Result<Json<AccountResponse>, Problem> {
     set_disabled(app, operator, "disable_user", id, true).await
 }
 
 /// Enables an account again.
-#[utoipa::path(post, path = "/admin/v1/users/{id}/enable", tag = "admin", responses((status = 200, description = "Enabled", body = AccountAnswer)))]
+#[utoipa::path(post, path = "/admin/v1/users/{id}/enable", tag = "admin", responses((status = 200, description = "Enabled", body = AccountResponse)))]
 pub(crate) async fn enable(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<UserId>,
-) -> Result<Answer<AccountAnswer>, Problem> {
+) -> Result<Json<AccountResponse>, Problem> {
     set_disabled(app, operator, "enable_user", id, false).await
 }

@@ -1,4 +1,4 @@
-//! A connection that gives up on a peer that does not read.
+//! A timeout for writes to a peer that does not read.
 
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::Pin;
@@ -11,49 +11,50 @@ use tokio::time::{Sleep, sleep};
 
 use crate::connections::Connection;
 
-/// Passes everything through. A write that gets nowhere for `within` is an error, so that who never reads holds no place for ever.
-pub(crate) struct Patient<S> {
+/// Passes everything through to the stream. A write without progress for `timeout` is an error, so that a peer that never reads does not
+/// hold a connection forever.
+pub(crate) struct WriteTimeout<S> {
     stream: S,
-    within: Duration,
-    /// Runs while a write gets nowhere.
-    stuck: Option<Pin<Box<Sleep>>>,
-    /// Learns whether a write waits.
+    timeout: Duration,
+    /// Runs while a write makes no progress.
+    blocked: Option<Pin<Box<Sleep>>>,
+    /// Its state says whether a write is blocked.
     connection: Arc<Connection>,
 }
 
-impl<S> Patient<S> {
-    pub(crate) const fn new(stream: S, within: Duration, connection: Arc<Connection>) -> Self {
-        Self { stream, within, stuck: None, connection }
+impl<S> WriteTimeout<S> {
+    pub(crate) const fn new(stream: S, timeout: Duration, connection: Arc<Connection>) -> Self {
+        Self { stream, timeout, blocked: None, connection }
     }
 
-    /// Starts the clock if the write waits, stops it if it got somewhere.
-    fn judge<T>(&mut self, context: &mut Context<'_>, write: Poll<Result<T>>) -> Poll<Result<T>> {
+    /// Starts the timeout if the write is pending, stops it if the write made progress.
+    fn check_progress<T>(&mut self, context: &mut Context<'_>, write: Poll<Result<T>>) -> Poll<Result<T>> {
         if write.is_ready() {
-            if self.stuck.take().is_some() {
+            if self.blocked.take().is_some() {
                 self.connection.set_blocked(false);
             }
             return write;
         }
-        let (within, connection) = (self.within, &self.connection);
-        let stuck = self.stuck.get_or_insert_with(|| {
+        let (timeout, connection) = (self.timeout, &self.connection);
+        let blocked = self.blocked.get_or_insert_with(|| {
             connection.set_blocked(true);
-            Box::pin(sleep(within))
+            Box::pin(sleep(timeout))
         });
-        ready!(stuck.as_mut().poll(context));
+        ready!(blocked.as_mut().poll(context));
         Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the peer does not read")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         let write = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.judge(context, write)
+        self.check_progress(context, write)
     }
 
     fn poll_write_vectored(
@@ -62,7 +63,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
         let write = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.judge(context, write)
+        self.check_progress(context, write)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -71,12 +72,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let flush = Pin::new(&mut self.stream).poll_flush(context);
-        self.judge(context, flush)
+        self.check_progress(context, flush)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let shutdown = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.judge(context, shutdown)
+        self.check_progress(context, shutdown)
     }
 }
 
@@ -86,14 +87,14 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     #[tokio::test]
-    async fn gives_up_on_who_never_reads_and_only_then() {
+    async fn write_fails_only_if_the_peer_never_reads() {
         let (ours, mut theirs) = tokio::io::duplex(64);
-        let mut ours = Patient::new(ours, Duration::from_secs(2), Arc::default());
+        let mut ours = WriteTimeout::new(ours, Duration::from_secs(2), Arc::default());
         let reading = tokio::spawn(async move {
-            let mut heard = [0; 32];
+            let mut received = [0; 32];
             for _ in 0..8 {
                 tokio::task::yield_now().await;
-                theirs.read_exact(&mut heard).await.unwrap();
+                theirs.read_exact(&mut received).await.unwrap();
             }
             theirs
         });

@@ -1,8 +1,7 @@
-//! The audit log, as administrators read it.
+//! Reading the audit log.
 
 use std::sync::Arc;
 
-use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -13,25 +12,25 @@ use stampede_engine::{AuditRecord, Change};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
-use crate::extract::{Params, Viewer};
+use crate::extract::{Json, Params, Viewer};
+use crate::pagination::{self, page_size};
 use crate::problem::Problem;
-use crate::sales::page_size;
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AuditParams {
-    /// Only what is about this, or has made this, such as `sale 12`, `voucher 7` or `shop 3`.
+    /// Only actions on this target, or that created it, such as `sale 12`, `voucher 7` or `shop 3`.
     #[param(min_length = 1, max_length = 128)]
     target: Option<String>,
     #[param(value_type = Option<String>, pattern = "^[1-9][0-9]{0,18}$")]
     before: Option<ActionId>,
-    /// How many on a page; 20 without it.
+    /// Page size; 20 by default.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
-/// The id of an action, as text like every id.
+/// The id of an action; a string, as every id.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(try_from = "String")]
 struct ActionId(i64);
@@ -45,56 +44,57 @@ impl TryFrom<String> for ActionId {
 }
 
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ChangeAnswer {
+pub(crate) struct ChangeResponse {
     field: String,
-    /// Null in what was made.
+    /// Null if the action created the target.
     from: Value,
     to: Value,
 }
 
-impl From<Change> for ChangeAnswer {
+impl From<Change> for ChangeResponse {
     fn from(change: Change) -> Self {
         let Change { field, from, to } = change;
         Self { field, from, to }
     }
 }
 
-/// An action of an administrator, and what came of it.
+/// An action of an administrator, with its outcome.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ActionAnswer {
+pub(crate) struct ActionResponse {
     id: String,
-    /// Who: the name of the administrator's token.
+    /// The name of the administrator's token.
     actor: String,
     /// The address that the request came from.
     address: String,
-    /// The `x-request-id` of the request, as in its answer and in the server's log.
+    /// The `x-request-id` of the request, as in its response and in the server's log.
     request_id: String,
     action: String,
-    /// What it is about; of a creation the parent.
+    /// What the action changed; for a creation, the parent.
     target: String,
     asked_at: Timestamp,
-    /// The values that were asked for.
+    /// The requested values.
     request: Value,
-    /// `done`; `unchanged`: it was so already; otherwise the code of the refusal. `outcome_unknown`: the ledger did not say whether it
-    /// was done. Null while it is under way, or if the server stopped before it could write the outcome: compare with what is there.
+    /// `done`; `unchanged` if the target already had the requested values; otherwise the code of the refusal. `outcome_unknown`: the
+    /// ledger did not confirm the change. Null while the action is in progress, or if the server stopped before it could write the
+    /// outcome: check the target.
     outcome: Option<String>,
     finished_at: Option<Timestamp>,
-    /// What was made, such as `sale 12`.
+    /// What was created, such as `sale 12`.
     made: Option<String>,
-    /// From what to what.
-    changes: Vec<ChangeAnswer>,
-    /// Why it was refused or failed.
+    /// The changed fields.
+    changes: Vec<ChangeResponse>,
+    /// Why the action was refused or failed.
     error: Option<String>,
 }
 
-impl From<AuditRecord> for ActionAnswer {
+impl From<AuditRecord> for ActionResponse {
     fn from(record: AuditRecord) -> Self {
         let AuditRecord { id, asked_at, actor, address, request_id, action, target, request, outcome } = record;
         let (finished_at, word, made, changes, error) = match outcome {
             Some(end) => (Some(end.at), Some(end.word), end.made, end.changes, end.error),
             None => (None, None, None, Vec::new(), None),
         };
-        let changes = changes.into_iter().map(ChangeAnswer::from).collect();
+        let changes = changes.into_iter().map(ChangeResponse::from).collect();
         Self {
             id: id.to_string(),
             actor,
@@ -114,19 +114,19 @@ impl From<AuditRecord> for ActionAnswer {
 }
 
 #[derive(Serialize, ToSchema)]
-pub(crate) struct AuditLogAnswer {
-    actions: Vec<ActionAnswer>,
-    /// Ask for the actions `before` this one to go on; null at the end.
+pub(crate) struct AuditLogResponse {
+    actions: Vec<ActionResponse>,
+    /// Pass it as `before` to get the next page; null on the last page.
     next: Option<String>,
 }
 
-/// What administrators have done, newest first: each action with its outcome.
-#[utoipa::path(get, path = "/admin/v1/audit", operation_id = "audit", tag = "admin", params(AuditParams), responses((status = 200, description = "A page", body = AuditLogAnswer)))]
+/// The actions of administrators with their outcomes, newest first.
+#[utoipa::path(get, path = "/admin/v1/audit", operation_id = "audit", tag = "admin", params(AuditParams), responses((status = 200, description = "A page", body = AuditLogResponse)))]
 pub(crate) async fn log(
     State(app): State<Arc<App>>,
     _: Viewer,
     Params(params): Params<AuditParams>,
-) -> Result<Answer<AuditLogAnswer>, Problem> {
+) -> Result<Json<AuditLogResponse>, Problem> {
     let limit = page_size(params.limit)?;
     let target = params.target.as_deref();
     if target.is_some_and(|target| !(1..=128).contains(&target.chars().count()) || target.contains('\0')) {
@@ -134,6 +134,6 @@ pub(crate) async fn log(
     }
     let filter = AuditFilter { target, before: params.before.map(|id| id.0), limit };
     let records = app.engine.audit_log(filter).await?;
-    let next = records.last().filter(|_| records.len() == limit as usize).map(|record| record.id.to_string());
-    Ok(Answer(AuditLogAnswer { actions: records.into_iter().map(ActionAnswer::from).collect(), next }))
+    let next = pagination::next(&records, limit, |record| record.id.to_string());
+    Ok(Json(AuditLogResponse { actions: records.into_iter().map(ActionResponse::from).collect(), next }))
 }

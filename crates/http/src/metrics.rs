@@ -1,4 +1,4 @@
-//! Figures of all requests: how many by status, and how long each route takes.
+//! Metrics of all requests: how many by status, and how long each route takes.
 
 use std::pin::Pin;
 use std::sync::OnceLock;
@@ -10,24 +10,24 @@ use metrics::{Counter, Histogram, counter, histogram};
 use pin_project_lite::pin_project;
 use tower::{Layer, Service};
 
+use crate::buy;
 use crate::load_test::NOOP;
-use crate::orders::BUY;
 
-/// Counters made once: looking one up by name would cost more than answering.
+/// Created once: looking up a counter by name costs more than answering a request.
 #[derive(Debug)]
 pub(crate) struct HttpMetrics {
     /// By status, from 100 on.
     by_status: Vec<OnceLock<Counter>>,
-    /// How long buying takes, which does not pass through a [`Timed`].
+    /// How long buying takes. Its fast path does not pass through a [`Timed`].
     pub(crate) buying: Histogram,
-    /// The same for the no-op of load tests, made when it is first used.
+    /// The same for the no-op of load tests, registered when it is first used.
     noop: OnceLock<Histogram>,
 }
 
 impl HttpMetrics {
     pub(crate) fn new() -> Self {
         let by_status = (100..600).map(|_| OnceLock::new()).collect();
-        Self { by_status, buying: seconds(BUY.to_owned()), noop: OnceLock::new() }
+        Self { by_status, buying: seconds(buy::PATH.to_owned()), noop: OnceLock::new() }
     }
 
     pub(crate) fn noop(&self) -> &Histogram {
@@ -35,10 +35,10 @@ impl HttpMetrics {
     }
 
     pub(crate) fn count(&self, status: StatusCode) {
-        let place = usize::from(status.as_u16()).saturating_sub(100);
-        if let Some(counter) = self.by_status.get(place) {
-            let made = || counter!("stampede_http_requests_total", "status" => status.as_str().to_owned());
-            counter.get_or_init(made).increment(1);
+        let index = usize::from(status.as_u16()).saturating_sub(100);
+        if let Some(counter) = self.by_status.get(index) {
+            let new = || counter!("stampede_http_requests_total", "status" => status.as_str().to_owned());
+            counter.get_or_init(new).increment(1);
         }
     }
 }
@@ -87,7 +87,7 @@ impl<R, S: Service<R>> Service<R> for Timed<S> {
 }
 
 pin_project! {
-    /// A request under way.
+    /// A request in progress.
     #[derive(Debug)]
     pub(crate) struct TimedFuture<F> {
         #[pin]

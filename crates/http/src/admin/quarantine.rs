@@ -1,8 +1,7 @@
-//! What operators do with orders that could not be recorded.
+//! Orders that could not be recorded in the ledger.
 
 use std::sync::Arc;
 
-use axum::Json as Answer;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use stampede_core::ports::{QuarantinedOrder, RecordOutcome};
@@ -10,23 +9,23 @@ use stampede_core::{Code, OrderId, SaleId, Timestamp, UserId};
 use stampede_engine::{Action, Change, Outcome};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::admin::audited;
+use super::audited;
 use crate::app::App;
-use crate::extract::{Id, Operator, Params, Viewer};
+use crate::extract::{Id, Json, Operator, Params, Viewer};
+use crate::pagination::{self, page_size};
 use crate::problem::Problem;
-use crate::sales::page_size;
 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QuarantineParams {
     before: Option<OrderId>,
-    /// How many on a page; 20 without it.
+    /// Page size; 20 by default.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
 }
 
-/// An order that could not be recorded. Its stock stays taken until it is retried or discarded.
+/// An order that could not be recorded. It holds its stock until it is retried or discarded.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct QuarantinedOrderResponse {
     id: OrderId,
@@ -36,7 +35,7 @@ pub(crate) struct QuarantinedOrderResponse {
     seq: i64,
     admitted_at: Timestamp,
     quarantined_at: Timestamp,
-    /// What the database said.
+    /// The error of the database.
     error: String,
 }
 
@@ -59,7 +58,7 @@ impl From<QuarantinedOrder> for QuarantinedOrderResponse {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct QuarantineResponse {
     orders: Vec<QuarantinedOrderResponse>,
-    /// Ask for the orders `before` this one to go on; null at the end.
+    /// Pass it as `before` to get the next page; null on the last page.
     next: Option<OrderId>,
 }
 
@@ -69,11 +68,11 @@ pub(crate) async fn list(
     State(app): State<Arc<App>>,
     _: Viewer,
     Params(params): Params<QuarantineParams>,
-) -> Result<Answer<QuarantineResponse>, Problem> {
+) -> Result<Json<QuarantineResponse>, Problem> {
     let limit = page_size(params.limit)?;
     let orders = app.engine.quarantined(params.before, limit).await?;
-    let next = orders.last().filter(|_| orders.len() == limit as usize).map(|order| order.admitted.order);
-    Ok(Answer(QuarantineResponse { orders: orders.into_iter().map(Into::into).collect(), next }))
+    let next = pagination::next(&orders, limit, |order| order.admitted.order);
+    Ok(Json(QuarantineResponse { orders: orders.into_iter().map(Into::into).collect(), next }))
 }
 
 /// One order in quarantine.
@@ -82,28 +81,28 @@ pub(crate) async fn one(
     State(app): State<Arc<App>>,
     _: Viewer,
     Id(id): Id<OrderId>,
-) -> Result<Answer<QuarantinedOrderResponse>, Problem> {
-    Ok(Answer(app.engine.quarantined_order(id).await?.into()))
+) -> Result<Json<QuarantinedOrderResponse>, Problem> {
+    Ok(Json(app.engine.quarantined_order(id).await?.into()))
 }
 
-/// What became of a quarantined order.
+/// The outcome for a quarantined order.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct QuarantineOutcomeResponse {
     id: OrderId,
-    /// `recorded`: it is an order now. `rejected`: it never will be, and its stock is free.
+    /// `recorded`: the order is in the ledger. `rejected`: it is not and will not be, and its stock is free.
     outcome: &'static str,
-    /// Why it was rejected.
+    /// Why the order was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
 }
 
-/// Records a quarantined order after its cause is removed. What the sale has no room for by now is rejected.
-#[utoipa::path(post, path = "/admin/v1/quarantine/{id}/retry", tag = "admin", responses((status = 200, description = "RecordOutcome or rejected", body = QuarantineOutcomeResponse), (status = 409, description = "`not_recordable`: the database still rejects it; it stays in quarantine")))]
+/// Records a quarantined order after its cause is removed. The order is rejected if the sale has no stock left for it.
+#[utoipa::path(post, path = "/admin/v1/quarantine/{id}/retry", tag = "admin", responses((status = 200, description = "Recorded or rejected", body = QuarantineOutcomeResponse), (status = 409, description = "`not_recordable`: the database still rejects the order; it stays in quarantine")))]
 pub(crate) async fn retry(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<OrderId>,
-) -> Result<Answer<QuarantineOutcomeResponse>, Problem> {
+) -> Result<Json<QuarantineOutcomeResponse>, Problem> {
     let work = move |app: Arc<App>| async move {
         let recorded = app.engine.retry_quarantined(id).await?;
         let to = if matches!(recorded, RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded) {
@@ -120,20 +119,20 @@ pub(crate) async fn retry(
         RecordOutcome::Dead => ("rejected", None),
         RecordOutcome::IdCollision | RecordOutcome::Quarantined => return Err(Problem::new(Code::NotRecordable)),
     };
-    Ok(Answer(QuarantineOutcomeResponse { id, outcome, reason }))
+    Ok(Json(QuarantineOutcomeResponse { id, outcome, reason }))
 }
 
-/// Rejects a quarantined order for good; its stock is sold again.
-#[utoipa::path(post, path = "/admin/v1/quarantine/{id}/discard", tag = "admin", responses((status = 200, description = "Rejected", body = QuarantineOutcomeResponse), (status = 409, description = "`illegal_step`: it was recorded in the meantime")))]
+/// Rejects a quarantined order and frees its stock.
+#[utoipa::path(post, path = "/admin/v1/quarantine/{id}/discard", tag = "admin", responses((status = 200, description = "Rejected", body = QuarantineOutcomeResponse), (status = 409, description = "`illegal_step`: the order was recorded in the meantime")))]
 pub(crate) async fn discard(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<OrderId>,
-) -> Result<Answer<QuarantineOutcomeResponse>, Problem> {
+) -> Result<Json<QuarantineOutcomeResponse>, Problem> {
     let work = move |app: Arc<App>| async move {
         app.engine.discard_quarantined(id).await?;
         Ok(Outcome::done((), vec![Change::new("order", "quarantined", "rejected")]))
     };
     audited(app, operator, Action::new("discard_quarantined", format!("order {id}")), work).await?;
-    Ok(Answer(QuarantineOutcomeResponse { id, outcome: "rejected", reason: Some("discarded") }))
+    Ok(Json(QuarantineOutcomeResponse { id, outcome: "rejected", reason: Some("discarded") }))
 }

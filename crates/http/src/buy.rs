@@ -1,0 +1,199 @@
+//! Buying, from the request to the response.
+//!
+//! Nearly all requests of a sale are attempts to buy. [`match_path`] recognizes them before the router does, and the service calls
+//! [`handle`] directly: the fast path. The routed handler [`buy`] gets what the fast path does not recognize, such as an id with
+//! percent-encoded digits, and calls [`handle`] too. Timeouts, limits, metrics and logs are the same for both.
+
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::header::{CONTENT_TYPE, LOCATION};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use metrics::{Counter, counter};
+use serde::Serialize;
+use stampede_core::{Code, OrderId, SaleId, UserId};
+use stampede_engine::{Bought, Error};
+use tokio::time::timeout;
+use tracing::Span;
+
+use crate::address::rate_limit_key;
+use crate::app::App;
+use crate::extract::{ClientAddress, RequestId, parse_id, prove};
+use crate::orders::OrderResponse;
+use crate::problem::{Problem, is_logged};
+
+/// The path of [`buy`], as it is named in metrics and in the OpenAPI document.
+pub(crate) const PATH: &str = "/v1/sales/{id}/orders";
+
+/// The sale that a request buys from, if the request is an attempt to buy in its usual form.
+pub(crate) fn match_path(method: &Method, uri: &Uri) -> Option<SaleId> {
+    let path = uri.path().strip_prefix("/v1/sales/")?;
+    path.strip_suffix("/orders")?.parse().ok().filter(|_| method == Method::POST)
+}
+
+/// Buys one item of a sale. A repeated request returns the same order.
+#[utoipa::path(post, path = "/v1/sales/{id}/orders", tag = "orders", responses((status = 201, description = "Order created and committed", body = OrderResponse), (status = 200, description = "The buyer already had this order", body = OrderResponse)), security(("buyer" = [])))]
+pub(crate) async fn buy(
+    State(app): State<Arc<App>>,
+    ClientAddress(client): ClientAddress,
+    RequestId(id): RequestId,
+    sale: Result<Path<String>, PathRejection>,
+    request: Request,
+) -> Response {
+    handle(&app, request, client, &id, parse_id(sale).map_err(|invalid| Error::Invalid(vec![invalid]))).await
+}
+
+/// Answers an attempt to buy. `id` names the request in the log.
+pub(crate) async fn handle<B>(
+    app: &App,
+    request: Request<B>,
+    client: IpAddr,
+    id: &str,
+    sale: Result<SaleId, Error>,
+) -> Response {
+    let started = Instant::now();
+    let sale_id = sale.as_ref().ok().copied();
+    let bought = try_buy(app, request, client, sale).await;
+    app.buy_metrics.count(bought.as_ref().map(|(_, bought)| bought));
+    let response = bought.and_then(|(sale, bought)| respond(sale, &bought)).unwrap_or_else(|error| {
+        let span = if is_logged(&error) { error_span(id, sale_id) } else { Span::none() };
+        span.in_scope(|| Problem::from(error)).into_response()
+    });
+    app.http_metrics.buying.record(started.elapsed());
+    response
+}
+
+/// The span of log lines about a failed attempt. Made only when there is a line to log: on the fast path the span of the request is
+/// disabled unless debug logs are enabled.
+pub(crate) fn error_span(id: &str, sale: Option<SaleId>) -> Span {
+    tracing::error_span!("buy", id, sale = sale.map(tracing::field::display))
+}
+
+async fn try_buy<B>(
+    app: &App,
+    request: Request<B>,
+    client: IpAddr,
+    sale: Result<SaleId, Error>,
+) -> Result<(SaleId, Bought), Error> {
+    // Before the token is read, so that attempts with wrong tokens are limited too.
+    app.limits.buys_per_ip.check(rate_limit_key(client)).map_err(|wait| Error::Limited { wait })?;
+    let user = timeout(app.config.answer_timeout, authenticate(app, request.headers())).await;
+    let user = user.unwrap_or(Err(Error::Plain(Code::Unavailable)))?;
+    // Frees the connection's read buffer before the wait for the ledger.
+    drop(request);
+    // The engine has a timeout of its own.
+    let sale = sale?;
+    Ok((sale, app.engine.buy(sale, user).await?))
+}
+
+/// The user of the request's token. The limit is checked before the session is read: an expired token is limited too, before it
+/// reaches the ledger.
+async fn authenticate(app: &App, headers: &HeaderMap) -> Result<UserId, Error> {
+    let proven = prove(headers, app)?;
+    app.limits.buys_per_user.check(proven.user).map_err(|wait| Error::Limited { wait })?;
+    app.engine.authenticate(proven).await
+}
+
+/// The response while an order is on its way to the ledger.
+#[derive(Serialize)]
+struct AcceptedResponse {
+    id: OrderId,
+    sale_id: SaleId,
+}
+
+fn respond(sale: SaleId, bought: &Bought) -> Result<Response, Error> {
+    let mut body = Vec::with_capacity(256);
+    let (status, written) = match bought {
+        Bought::Created(order) => {
+            (StatusCode::CREATED, serde_json::to_writer(&mut body, &OrderResponse::new(order, Some(false))))
+        }
+        Bought::Already(order) => {
+            (StatusCode::OK, serde_json::to_writer(&mut body, &OrderResponse::new(order, Some(true))))
+        }
+        Bought::Accepted(id) => {
+            (StatusCode::ACCEPTED, serde_json::to_writer(&mut body, &AcceptedResponse { id: *id, sale_id: sale }))
+        }
+    };
+    // Serializing numbers and fixed words does not fail. If it did, the order would exist all the same.
+    written.map_err(|_| Error::OutcomeUnknown)?;
+    let location = HeaderValue::try_from(format!("/v1/orders/{}", bought.id())).ok();
+    Ok(json_response(status, Body::from(body), location))
+}
+
+/// The response to an order, and to the no-op of a load test.
+pub(crate) fn json_response(status: StatusCode, body: Body, location: Option<HeaderValue>) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    // Room for these two and for the headers that every response gets.
+    headers.reserve(8);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(location) = location {
+        headers.insert(LOCATION, location);
+    }
+    response
+}
+
+/// Counters of the answers to buying. Created once: looking up a counter by name costs more than the rest of the path.
+#[derive(Debug)]
+pub(crate) struct BuyMetrics {
+    created: Counter,
+    accepted: Counter,
+    already: Counter,
+    /// By discriminant of [`Code`]. Those that refuse buying are registered from the start.
+    refused: Vec<OnceLock<Counter>>,
+}
+
+fn answers(answer: &'static str) -> Counter {
+    counter!("stampede_buy_answers_total", "answer" => answer)
+}
+
+impl BuyMetrics {
+    pub(crate) fn new() -> Self {
+        let refusal = |code: &Code| match code.refuses_buying() {
+            true => OnceLock::from(answers(code.as_str())),
+            false => OnceLock::new(),
+        };
+        let refused = Code::ALL.iter().map(refusal).collect();
+        Self { created: answers("created"), accepted: answers("accepted"), already: answers("already"), refused }
+    }
+
+    fn count(&self, bought: Result<&Bought, &Error>) {
+        match bought {
+            Ok(Bought::Created(_)) => self.created.increment(1),
+            Ok(Bought::Accepted(_)) => self.accepted.increment(1),
+            Ok(Bought::Already(_)) => self.already.increment(1),
+            Err(error) => {
+                let code = error.code();
+                self.refused[code as usize].get_or_init(|| answers(code.as_str())).increment(1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_usual_form_takes_the_fast_path() {
+        let sale = |method: Method, uri: &'static str| match_path(&method, &Uri::from_static(uri)).map(SaleId::get);
+        assert_eq!(sale(Method::POST, "/v1/sales/77/orders"), Some(77));
+        assert_eq!(sale(Method::POST, "http://shop/v1/sales/77/orders?x=1"), Some(77));
+        assert_eq!(sale(Method::GET, "/v1/sales/77/orders"), None);
+        for other in [
+            "/v1/sales/%377/orders",
+            "/v1/sales/0/orders",
+            "/v1/sales//orders",
+            "/v1/sales/7/orders/",
+            "/v1/sales/7/8/orders",
+        ] {
+            assert_eq!(sale(Method::POST, other), None, "{other}");
+        }
+    }
+}
