@@ -29,7 +29,8 @@ async fn main() -> Result<()> {
         .wait_timeout(Duration::from_secs(20))
         .remote(remote)
         .build();
-    if mode == "stale" {
+    // Only one process puts the value: puts that overlap invalidate the key.
+    if mode == "stale" && source.set_nx("prepared", std::process::id()).await? {
         cache.put(&1, async { anyhow::Ok(Some("old".to_owned())) }).await?;
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
