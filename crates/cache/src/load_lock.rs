@@ -2,7 +2,7 @@
 //!
 //! The process that holds the lock of the key loads it and renews the lock until the load has ended. The other processes wait for the
 //! message that the load has ended; in case it is lost they also read Redis every [`POLL_INTERVAL`]. If the holder dies, its lock is no
-//! longer renewed, and another process takes it over when the lease ends.
+//! longer renewed, and another process takes it over when it expires.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ use crate::remote::RemoteEntry;
 use crate::store::release_lock;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The remaining lease is rounded to milliseconds and measured by Redis; a retry this much later finds the lease ended.
-const LEASE_MARGIN: Duration = Duration::from_millis(2);
+/// The remaining TTL is rounded to milliseconds and measured by Redis; a retry this much later finds the lock expired.
+const TTL_MARGIN: Duration = Duration::from_millis(2);
 
 /// The result of [`Inner::lock_or_wait`].
 pub(crate) enum Acquired<V> {
@@ -47,7 +47,7 @@ impl<K: CacheKey, V: CacheValue, E: Send + Sync + 'static> Inner<K, V, E> {
         loop {
             // Created before the lookups, so that a message that arrives after them is not missed.
             let signal = self.signal(key).notified();
-            let lease = match lock.try_lock().await {
+            let ttl = match lock.try_lock().await {
                 Ok(guard) => return self.lookup_with_lock(key, guard).await,
                 Err(LockError::NotAcquired { remaining }) => remaining.unwrap_or(POLL_INTERVAL),
                 Err(error) => {
@@ -61,8 +61,8 @@ impl<K: CacheKey, V: CacheValue, E: Send + Sync + 'static> Inner<K, V, E> {
                 Lookup::Missing(_) => {}
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            // If the holder renews its lease meanwhile, the next iteration waits again.
-            let _ = tokio::time::timeout((lease + LEASE_MARGIN).min(POLL_INTERVAL).min(left), signal).await;
+            // If the holder has renewed the lock meanwhile, the next iteration waits again.
+            let _ = tokio::time::timeout((ttl + TTL_MARGIN).min(POLL_INTERVAL).min(left), signal).await;
             match self.lookup(key, false).await {
                 Lookup::Found(value) => return Acquired::Value(value),
                 Lookup::Missing(_) if Instant::now() < deadline => {}

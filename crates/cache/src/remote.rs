@@ -7,7 +7,7 @@
 //! | `app:cache:{shop:7}` | the value of key 7 of the cache `shop`, see `entry` | the process that loaded it | when it expires or is invalidated |
 //! | `app:cache:{shop:7}:version` | a random number, replaced whenever the key is invalidated or put | the process that changed it | after an hour |
 //! | `app:cache:{shop:7}:waiting` | marks that a process waits for a load by another | the waiting process | when the load ends, or after ten seconds |
-//! | `app:lock:{cache:shop:7}` | the lock of the process that loads the key | the loading process | when the load ends, or [`RemoteConfig::loader_lease`] after the process has died |
+//! | `app:lock:{cache:shop:7}` | the lock of the process that loads the key | the loading process | when the load ends, or [`RemoteConfig::load_lock_ttl`] after the process has died |
 //!
 //! There are two channels; the message is the cache's name and the key. `app:cache:invalidated` announces invalidations,
 //! `app:cache:load_ended` the end of a load that another process waits for.
@@ -37,8 +37,8 @@ pub(crate) const VERSION_TTL: Duration = Duration::from_secs(3600);
 /// Longer than the interval in which a waiting process registers again.
 const WAITER_TTL: Duration = Duration::from_secs(10);
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
-const MIN_LEASE: Duration = Duration::from_millis(100);
-const MAX_LEASE: Duration = Duration::from_secs(3600);
+const MIN_LOCK_TTL: Duration = Duration::from_millis(100);
+const MAX_LOCK_TTL: Duration = Duration::from_secs(3600);
 
 /// How Redis is used.
 #[derive(Debug, Clone, Copy)]
@@ -47,9 +47,9 @@ pub struct RemoteConfig {
     pub connect_timeout: Duration,
     /// How long a response may take. After that Redis counts as unavailable, and the source is called. Default: 300 ms.
     pub response_timeout: Duration,
-    /// The lease of the lock under which a key is loaded, from 100 ms to an hour. It is renewed every third of this time while the load
+    /// The TTL of the lock under which a key is loaded, from 100 ms to an hour. It is renewed every third of this time while the load
     /// runs. If the loading process dies, another one takes over after this time at the latest. Default: 3 seconds.
-    pub loader_lease: Duration,
+    pub load_lock_ttl: Duration,
 }
 
 impl Default for RemoteConfig {
@@ -57,7 +57,7 @@ impl Default for RemoteConfig {
         Self {
             connect_timeout: Duration::from_millis(500),
             response_timeout: Duration::from_millis(300),
-            loader_lease: Duration::from_secs(3),
+            load_lock_ttl: Duration::from_secs(3),
         }
     }
 }
@@ -152,14 +152,14 @@ impl Remote {
         if !is_valid_name(&application) {
             return Err((ErrorKind::InvalidClientConfig, "invalid name of an application", application).into());
         }
-        let RemoteConfig { connect_timeout, response_timeout, loader_lease } = &mut config;
+        let RemoteConfig { connect_timeout, response_timeout, load_lock_ttl } = &mut config;
         *connect_timeout = (*connect_timeout).min(MAX_TIMEOUT);
         *response_timeout = (*response_timeout).min(MAX_TIMEOUT);
-        *loader_lease = (*loader_lease).clamp(MIN_LEASE, MAX_LEASE);
+        *load_lock_ttl = (*load_lock_ttl).clamp(MIN_LOCK_TTL, MAX_LOCK_TTL);
         let client = Arc::new(Client::new(servers.clone(), *connect_timeout, *response_timeout)?);
         let settings = Config {
             prefix: format!("{application}:lock"),
-            watchdog_ttl: *loader_lease,
+            watchdog_ttl: *load_lock_ttl,
             connect_timeout: *connect_timeout,
             response_timeout: *response_timeout,
             ..Config::default()

@@ -68,7 +68,7 @@ fn callers_of_a_stale_key_do_not_wait_and_cause_one_load() {
     }
 }
 
-/// The load takes longer than the lease of the lock, and longer than half of the default wait timeout.
+/// The load takes longer than the TTL of the lock, and longer than half of the default wait timeout.
 #[test]
 fn slow_load_runs_once_across_processes() {
     for _ in 0..count(20, 1) {
@@ -96,7 +96,7 @@ fn another_process_takes_over_when_the_loading_process_is_killed() {
         processes.remove(at).kill().unwrap();
         let waited = longest(&mut processes);
         assert_eq!(loaders(&server).len(), 2, "one of the other processes loads the key");
-        // The rest of the lease of three seconds, the second load, and a margin for a busy machine.
+        // The rest of the lock's TTL of three seconds, the second load, and a margin for a busy machine.
         assert!(waited < Duration::from_secs(3) + load_time + Duration::from_secs(4), "{waited:?}");
     }
 }

@@ -313,7 +313,7 @@ async fn extreme_durations_do_not_stop_the_rebuilds() {
     let source = Source::default();
     source.set(1, 1);
     let endless =
-        RemoteConfig { connect_timeout: Duration::MAX, response_timeout: Duration::MAX, loader_lease: Duration::MAX };
+        RemoteConfig { connect_timeout: Duration::MAX, response_timeout: Duration::MAX, load_lock_ttl: Duration::MAX };
     let config = |time| FilterConfig { capacity: 0, max_create_delay: Duration::ZERO, rebuild_interval: time };
     for (at, config) in [config(Duration::MAX), config(Duration::ZERO)].into_iter().enumerate() {
         for shared in [false, true] {
