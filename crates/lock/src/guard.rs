@@ -9,11 +9,8 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::lease::{Lease, ReleaseOutcome};
-use crate::locks::Shared;
+use crate::locks::{Shared, new_backoff};
 use stampede_redis::CommandError;
-
-/// The delay after a release that did not reach Redis; doubled each time.
-const INITIAL_DELAY: Duration = Duration::from_millis(10);
 
 /// An acquired lock. Release it with [`release`](Self::release); dropping it releases it in the background.
 #[must_use = "dropping the guard releases the lock"]
@@ -87,7 +84,7 @@ impl Guard {
         lease.end();
         let deadline = Instant::now() + self.shared.config.response_timeout;
         let mut maybe_released = false;
-        let mut delay = INITIAL_DELAY;
+        let mut backoff = new_backoff();
         loop {
             match lease.lock.release(&self.shared.client, &lease.id).await {
                 Ok(outcome) => {
@@ -104,11 +101,10 @@ impl Guard {
                 }
                 Err(CommandError::Refused(error)) => return Err(Error::Refused(error)),
                 // Dropping the guard continues in the background.
-                Err(error) if Instant::now() + delay >= deadline => return Err(error.into()),
+                Err(error) if Instant::now() + backoff.current() >= deadline => return Err(error.into()),
                 Err(error) => maybe_released |= matches!(error, CommandError::Unknown(_)),
             }
-            tokio::time::sleep(delay).await;
-            delay *= 2;
+            backoff.sleep().await;
         }
     }
 

@@ -8,15 +8,14 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::lease::{AcquireOutcome, Lease, LockKeys, QuorumMember, validity};
-use crate::locks::Shared;
+use crate::locks::{Shared, new_backoff};
 use crate::notifier::{LastCheck, WaitMode, Waiter, Wakeup};
 use crate::owner::{Owner, random_id};
 use crate::scripts::Kind;
 use stampede_redis::{CommandError, timeout_error};
 
-/// The delay after Redis could not be reached; doubled each time.
-const INITIAL_DELAY: Duration = Duration::from_millis(10);
-const MAX_DELAY: Duration = Duration::from_secs(1);
+/// The delay between attempts to upgrade.
+const UPGRADE_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// How long an upgrade is retried: a read lock whose guard was dropped is released in the background within this time.
 const UPGRADE_GRACE: Duration = Duration::from_secs(2);
 /// Redis and this process count in whole milliseconds by different clocks. A check this much after the end of a lease finds it expired.
@@ -181,7 +180,7 @@ impl Lock {
         // by itself.
         let shares_checks = matches!(self.keys.kind, Kind::Simple | Kind::Reentrant | Kind::Write) && !self.fail_fast;
         let mut must_check = !(shares_checks && waiter.is_some() && self.keys.kind == Kind::Simple);
-        let mut delay = INITIAL_DELAY;
+        let mut backoff = new_backoff();
         let mut upgrading_since = None;
         loop {
             if self.shared.is_closed() {
@@ -209,13 +208,13 @@ impl Lock {
                     if !limit.for_lock || since.elapsed() > UPGRADE_GRACE {
                         return Err(Error::UpgradeNotAllowed);
                     }
-                    (Error::UpgradeNotAllowed, INITIAL_DELAY)
+                    (Error::UpgradeNotAllowed, UPGRADE_RETRY_DELAY)
                 }
                 Ok(AcquireOutcome::Busy { remaining, shared }) => {
                     if self.fail_fast && remaining.is_some_and(|remaining| remaining > limit.remaining()) {
                         return Err(Error::NotAcquired { remaining });
                     }
-                    delay = INITIAL_DELAY;
+                    backoff.reset();
                     // A lock without a TTL is checked at intervals.
                     let retry_in = remaining.unwrap_or(config.watchdog_ttl) + EXPIRY_MARGIN;
                     if let Some(waiter) = &waiter {
@@ -224,10 +223,10 @@ impl Lock {
                     (Error::NotAcquired { remaining }, retry_in)
                 }
                 Ok(AcquireOutcome::NotReplicated { confirmed }) => {
-                    (Error::NotReplicated { required: config.replicas, confirmed }, next_delay(&mut delay))
+                    (Error::NotReplicated { required: config.replicas, confirmed }, backoff.advance())
                 }
                 Err(CommandError::Refused(error)) => return Err(Error::Refused(error)),
-                Err(error) => (error.into(), next_delay(&mut delay)),
+                Err(error) => (error.into(), backoff.advance()),
             };
             if limit.is_over() {
                 return Err(error);
@@ -252,13 +251,6 @@ impl Lock {
             }
         }
     }
-}
-
-/// Returns the delay, and doubles it for the next time.
-fn next_delay(delay: &mut Duration) -> Duration {
-    let current = *delay;
-    *delay = (current * 2).min(MAX_DELAY);
-    current
 }
 
 impl From<LastCheck> for Error {

@@ -29,7 +29,7 @@ use crate::notifier::Notifier;
 use crate::owner::Owner;
 use crate::scripts::Kind;
 use crate::watchdog::Watchdog;
-use stampede_redis::{Client, CommandError, Servers, timeout_error};
+use stampede_redis::{Backoff, Client, CommandError, Servers, timeout_error};
 
 /// Settings of a lock client. The [`Default`] suits most applications.
 #[derive(Debug, Clone)]
@@ -70,8 +70,6 @@ const MAX_FENCING_TOKEN_TTL: Duration = Duration::from_secs(10 * 366 * 24 * 60 *
 const MAX_RETRIED_RELEASES: usize = 16_384;
 /// A request without a reply may be executed after a release that found nothing, so the release is repeated after this time.
 const SECOND_RELEASE_DELAY: Duration = Duration::from_secs(1);
-const INITIAL_DELAY: Duration = Duration::from_millis(10);
-const MAX_DELAY: Duration = Duration::from_secs(1);
 /// Background releases are retried for at least this time.
 const MIN_RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long [`Locks::close`] waits.
@@ -347,7 +345,7 @@ impl Shared {
     }
 
     async fn release_until(&self, lock: &LockKeys, id: &str, deadline: Instant, unresolved: bool) {
-        let mut delay = INITIAL_DELAY;
+        let mut backoff = new_backoff();
         let mut repeated = false;
         loop {
             match lock.release(&self.client, id).await {
@@ -365,13 +363,15 @@ impl Shared {
                     tracing::warn!(%error, "failed to release a lock; its lease will expire");
                     return;
                 }
-                Err(_) => {
-                    tokio::time::sleep(delay).await;
-                    delay = (delay * 2).min(MAX_DELAY);
-                }
+                Err(_) => backoff.sleep().await,
             }
         }
     }
+}
+
+/// The delay between retries while Redis cannot be reached.
+pub(crate) fn new_backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(10), Duration::from_secs(1))
 }
 
 /// Counts a pending release, also if its task is aborted.

@@ -20,12 +20,10 @@ use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::locks::Config;
+use crate::locks::{Config, new_backoff};
 use crate::owner::Owner;
-use stampede_redis::{Client, timeout_error};
+use stampede_redis::{Backoff, Client, timeout_error};
 
-const INITIAL_DELAY: Duration = Duration::from_millis(10);
-const MAX_DELAY: Duration = Duration::from_secs(1);
 /// How often channels without waiters are unsubscribed.
 const UNSUBSCRIBE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -169,7 +167,7 @@ impl Notifier {
 
     /// Receives messages until the task is aborted. While there are no waiters, there is no connection.
     pub(crate) async fn run(self: Arc<Self>, client: Arc<Client>) {
-        let mut delay = INITIAL_DELAY;
+        let mut backoff = new_backoff();
         loop {
             while self.channels.lock().is_empty() {
                 self.changed.notified().await;
@@ -177,14 +175,13 @@ impl Notifier {
             let result = match client.pubsub().await {
                 Ok(connection) => {
                     let (sink, messages) = connection.split();
-                    self.serve(sink, messages, &mut delay).await
+                    self.serve(sink, messages, &mut backoff).await
                 }
                 Err(error) => Err(error),
             };
             if let Err(error) = result {
                 tracing::debug!(%error, "the pub/sub connection failed; reconnecting");
-                tokio::time::sleep(delay).await;
-                delay = (delay * 2).min(MAX_DELAY);
+                backoff.sleep().await;
             }
             for channel in self.channels.lock().values_mut() {
                 channel.subscribed.send_replace(false);
@@ -194,13 +191,13 @@ impl Notifier {
     }
 
     /// Serves one connection until it breaks, or until it has had no waiters for a while.
-    async fn serve(&self, mut sink: PubSubSink, mut messages: PubSubStream, delay: &mut Duration) -> RedisResult<()> {
+    async fn serve(&self, mut sink: PubSubSink, mut messages: PubSubStream, backoff: &mut Backoff) -> RedisResult<()> {
         let mut subscribed = HashSet::new();
         // Channels without waiters are unsubscribed late, because the next waiter often follows soon.
         let mut unsubscribe = tokio::time::interval(UNSUBSCRIBE_INTERVAL);
         let mut ping = tokio::time::interval_at(Instant::now() + self.ping_interval, self.ping_interval);
         self.subscribe(&mut sink, &mut subscribed).await?;
-        *delay = INITIAL_DELAY;
+        backoff.reset();
         loop {
             tokio::select! {
                 message = messages.next() => match message {

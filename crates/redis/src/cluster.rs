@@ -12,6 +12,7 @@ use redis::cluster_routing::{Route, SingleNodeRoutingInfo, SlotAddr};
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::error::{CommandError, ErrorClass, timeout_error};
 
 const INITIAL_DELAY: Duration = Duration::from_millis(5);
@@ -52,7 +53,7 @@ async fn send_all(
     response_timeout: Duration,
 ) -> Result<Vec<Value>, CommandError> {
     let deadline = Instant::now() + response_timeout;
-    let mut delay = INITIAL_DELAY;
+    let mut backoff = Backoff::new(INITIAL_DELAY, MAX_DELAY);
     let mut ask = None;
     loop {
         let sent = tokio::time::timeout_at(deadline, send_once(connection, commands, key, ask.take())).await;
@@ -61,13 +62,12 @@ async fn send_all(
             Err(error) => error,
         };
         let class = ErrorClass::of(&error);
-        if !matches!(class, ErrorClass::Transient) || Instant::now() + delay >= deadline {
+        if !matches!(class, ErrorClass::Transient) || Instant::now() + backoff.current() >= deadline {
             return Err(class.with(error));
         }
         ask = ask_target(&error);
         if ask.is_none() {
-            tokio::time::sleep(delay).await;
-            delay = (delay * 2).min(MAX_DELAY);
+            backoff.sleep().await;
         }
     }
 }

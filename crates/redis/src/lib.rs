@@ -5,15 +5,18 @@
 //! - `cluster`: commands to a cluster. Only commands that a node refused to execute are sent again.
 //! - `pipeline`: batches commands that arrive while others are in flight.
 //! - [`Script`]: a Lua script, called by its hash.
+//! - [`Backoff`]: the delay between retries.
 
 #![warn(missing_docs)]
 
+mod backoff;
 mod client;
 mod cluster;
 mod error;
 mod pipeline;
 mod script;
 
+pub use backoff::Backoff;
 pub use client::{Client, Servers};
 pub use error::{CommandError, EvalShaError, timeout_error};
 pub use script::Script;
