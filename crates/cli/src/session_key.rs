@@ -1,4 +1,4 @@
-//! The key that session tokens are sealed with, from the environment or a file. Without either, the ledger keeps one.
+//! The key that signs session tokens, from the environment or a file. Without either, the ledger keeps one.
 
 use anyhow::{Context as _, bail};
 use stampede_engine::SessionKeys;

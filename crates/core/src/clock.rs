@@ -166,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_ends_of_what_is_written_by_hand() {
+    fn formatting_is_right_at_the_limits() {
         for (ms, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_400_000, "2000-02-29T00:00:00.000Z"),
@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn written_by_hand_as_jiff_writes_it(ms in 0..253_402_207_200_000_i64) {
+        fn formatting_agrees_with_jiff(ms in 0..253_402_207_200_000_i64) {
             let by_jiff = format!("{:.3}", jiff::Timestamp::from_millisecond(ms).unwrap());
             prop_assert_eq!(Timestamp::from_ms(ms).to_string(), by_jiff);
         }

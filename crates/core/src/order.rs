@@ -1,4 +1,4 @@
-//! An order and the only steps it may take.
+//! An order and its legal transitions.
 //!
 //! ```text
 //! pending ──▶ unpaid ──▶ paid ──▶ redeemed
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_are_ends() {
+    fn final_statuses_have_no_transitions() {
         for next in OrderStatus::ALL {
             for end in [Redeemed, Refunded, Rejected] {
                 assert!(!end.may_become(next), "{end:?} → {next:?}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn every_status_can_be_reached_and_is_spelled_one_way() {
+    fn every_status_can_be_reached_and_has_one_spelling() {
         for to in OrderStatus::ALL {
             assert_eq!(OrderStatus::parse(to.as_str()), Some(to));
             assert!(to == Pending || OrderStatus::ALL.iter().any(|from| from.may_become(to)), "{to:?}");
@@ -153,7 +153,7 @@ mod tests {
     proptest! {
         /// However the steps come, an order that is dead stays dead: stock goes back at most once.
         #[test]
-        fn the_dead_never_revive(wanted in proptest::collection::vec(status(), 1..60)) {
+        fn dead_orders_are_never_revived(wanted in proptest::collection::vec(status(), 1..60)) {
             let (mut at, mut deaths) = (Pending, 0);
             for next in wanted {
                 if at.may_become(next) {
@@ -167,7 +167,7 @@ mod tests {
 
         /// What was paid ends as redeemed or refunded, or is on its way.
         #[test]
-        fn paid_never_ends_cancelled(wanted in proptest::collection::vec(status(), 1..60)) {
+        fn paid_order_is_never_cancelled(wanted in proptest::collection::vec(status(), 1..60)) {
             let (mut at, mut paid) = (Pending, false);
             for next in wanted {
                 if at.may_become(next) {

@@ -1,4 +1,4 @@
-//! A sale: so many of one voucher, in a time window.
+//! A sale: a number of vouchers of one kind, in a time window.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -51,7 +51,7 @@ pub struct Window {
     pub end: Timestamp,
 }
 
-/// What keeps everybody out at `now`, whatever the stock.
+/// Why nobody can buy at `now`, whatever the stock.
 pub fn closed(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refusal> {
     match status {
         SaleStatus::Draft => Some(Refusal::NoSuchSale),
@@ -63,7 +63,7 @@ pub fn closed(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refu
     }
 }
 
-/// A sale as the ledger knows it.
+/// A sale as it is in the ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sale {
     pub id: SaleId,
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_spelled_one_way() {
+    fn status_has_one_spelling() {
         for status in SaleStatus::ALL {
             assert_eq!(SaleStatus::parse(status.as_str()), Some(status));
             assert!(!status.may_become(SaleStatus::Draft));

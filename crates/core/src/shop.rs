@@ -1,4 +1,4 @@
-//! What is sold, and where: shops, their vouchers, and what an administrator must say to make one.
+//! Shops, vouchers, and the requests that create them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -58,7 +58,7 @@ pub struct Voucher {
     pub on_shelf: bool,
 }
 
-/// A shop to be made.
+/// A shop to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewShop {
@@ -70,7 +70,7 @@ pub struct NewShop {
     pub address: String,
 }
 
-/// A voucher to be made.
+/// A voucher to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVoucher {
@@ -90,7 +90,7 @@ pub struct NewVoucher {
     pub worth_cents: i64,
 }
 
-/// A sale to be made.
+/// A sale to be created.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSale {

@@ -1,4 +1,4 @@
-//! What administrators do is written to the audit log: before it is done, and what came of it.
+//! Every action of an administrator is written to the audit log twice: before it is carried out, and with its outcome.
 //!
 //! - `changes`: what was changed, field by field
 //! - `log`: the log as it is read
@@ -69,12 +69,12 @@ impl<T> Outcome<T> {
         Self { value, word: "done", made: None, changes }
     }
 
-    /// Everything was as asked for already.
+    /// Everything was already as requested.
     pub const fn unchanged(value: T) -> Self {
         Self { value, word: "unchanged", made: None, changes: Vec::new() }
     }
 
-    /// `made` is new.
+    /// `made` was created.
     pub fn made(value: T, made: &impl RecordOutcome) -> Self {
         let new = |(field, to): (&str, Value)| Change::new(field, Value::Null, to);
         let changes = made.fields().into_iter().map(new).collect();
@@ -114,7 +114,7 @@ fn explain(error: &Error) -> String {
 }
 
 impl Engine {
-    /// Does `work` for `caller`. What cannot be written to the audit log is not done.
+    /// Carries out `work` for `caller`, unless the audit log cannot be written first.
     pub async fn audited<T>(
         &self,
         caller: &Caller,
@@ -148,7 +148,7 @@ impl Engine {
             Ok::<_, Error>(self.stores.ledger.audit(&row).await?)
         };
         if let Err(error) = noting.await {
-            // The change is made, and that it was asked for is in the log; this line has the rest.
+            // The change is made and its first audit row exists; the log line has the rest.
             let AuditRow { action_id, actor, action, target, request_id, .. } = &asked;
             tracing::error!(
                 action_id,

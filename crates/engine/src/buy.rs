@@ -75,11 +75,11 @@ impl Engine {
         match self.tier.admit(sale, AdmitRequest { user, order }).await? {
             AdmitOutcome::Admitted { decision, outcome } => {
                 let outcome = if failpoint::planted("answer-early") {
-                    CommitOutcome::Known(RecordOutcome::Inserted)
+                    CommitOutcome::Decided(RecordOutcome::Inserted)
                 } else {
                     outcome.await.map_err(|_| Error::OutcomeUnknown)?
                 };
-                if outcome == CommitOutcome::Known(RecordOutcome::Inserted) {
+                if outcome == CommitOutcome::Decided(RecordOutcome::Inserted) {
                     let Decision { price, at, .. } = decision;
                     let status = OrderStatus::Unpaid;
                     let order = Order { id: order, sale, user, status, price, created_at: at, updated_at: at };
@@ -121,7 +121,7 @@ impl Engine {
         outcome: CommitOutcome,
         bought: fn(Order) -> Bought,
     ) -> Result<Attempt, Error> {
-        let CommitOutcome::Known(outcome) = outcome else { return Err(Error::OutcomeUnknown) };
+        let CommitOutcome::Decided(outcome) = outcome else { return Err(Error::OutcomeUnknown) };
         match outcome {
             // Inserted by an earlier call that was not answered, or by an attempt that rolled it forward: the row decides.
             RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded => self.read_order(id, user, bought).await,

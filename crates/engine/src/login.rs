@@ -28,7 +28,7 @@ const MAX_LIVE: usize = 20;
 /// compare with.
 const REFUSED_AFTER: Duration = Duration::from_millis(100);
 
-/// Brings a login code to its phone.
+/// Sends login codes to phones.
 #[async_trait]
 pub trait Sender: Send + Sync + fmt::Debug {
     async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -36,10 +36,10 @@ pub trait Sender: Send + Sync + fmt::Debug {
 
 #[derive(Debug)]
 pub struct CodeSent {
-    /// Names this request; to be given back with the code.
+    /// The id of this request, to be sent back with the code.
     pub challenge: ChallengeId,
     pub expires_in: Duration,
-    /// Only in a demonstration.
+    /// The code itself, only in demonstrations.
     pub shown: Option<String>,
 }
 
@@ -85,9 +85,9 @@ impl Engine {
         let number = rand::rng().random_range(0..10_u64.pow(digits));
         let code = format!("{number:0width$}", width = digits as usize);
         let (id, created_at) = (ChallengeId(rand::rng().random()), auth.clock.now());
-        let seal = auth.token_signer.code(phone, id, &code).to_vec();
+        let code_mac = auth.token_signer.code(phone, id, &code).to_vec();
         let expires_at = created_at.plus(auth.config.code_ttl);
-        let challenge = Challenge { id, phone: phone.clone(), address, seal, digits, created_at, expires_at };
+        let challenge = Challenge { id, phone: phone.clone(), address, code_mac, digits, created_at, expires_at };
         auth.accounts.put_challenge(&challenge, MAX_LIVE).await?;
         sender.send(phone, &code).await.map_err(Error::Sender)?;
         let shown = auth.config.show_codes.then_some(code);
@@ -95,7 +95,7 @@ impl Engine {
     }
 
     /// Opens a session for a caller who knows the code of this challenge, or else of the newest one that was requested from the same
-    /// address. The first login makes the user.
+    /// address. The first login creates the user.
     pub async fn log_in(
         &self,
         phone: Phone,
@@ -121,7 +121,7 @@ impl Engine {
         let challenge = auth.accounts.try_challenge(&phone, which, config.code_tries, now).await?;
         let challenge = challenge.ok_or(Error::Plain(Code::WrongCode))?;
         counter!("stampede_login_tries_total", "digits" => challenge.digits.to_string()).increment(1);
-        if !auth.token_signer.is_code(&phone, challenge.id, code, &challenge.seal) {
+        if !auth.token_signer.is_code(&phone, challenge.id, code, &challenge.code_mac) {
             return Err(Error::Plain(Code::WrongCode));
         }
         let nickname = format!("user_{:08x}", rand::rng().random::<u32>());

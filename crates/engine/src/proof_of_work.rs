@@ -1,4 +1,4 @@
-//! Proof of work before a login code is sent: off unless the settings say how hard.
+//! Proof of work before a login code is sent; off by default.
 //!
 //! A puzzle is a text signed by the server, with its expiry and its difficulty. Its solution is an answer for which the SHA-256 of
 //! `PUZZLE:PHONE:ANSWER` begins with so many zero bits. Nothing is kept of a puzzle until it is solved; then it is remembered
@@ -24,8 +24,8 @@ const EXPIRES_IN: Duration = Duration::from_secs(120);
 const MAX_SOLVED: usize = 100_000;
 const MAX_ANSWER: usize = 32;
 
-const SEALED: usize = 16 + 8 + 1;
-const BYTES: usize = SEALED + 16;
+const SIGNED: usize = 16 + 8 + 1;
+const BYTES: usize = SIGNED + 16;
 /// How long a puzzle is as text.
 const TEXT_BYTES: usize = 55;
 
@@ -52,7 +52,7 @@ pub(crate) struct ProofOfWork {
 }
 
 impl ProofOfWork {
-    /// None is wanted with 0 bits.
+    /// 0 bits: no proof is required.
     pub(crate) fn new(bits: u8) -> Self {
         Self { bits, solved: Mutex::default() }
     }
@@ -62,12 +62,12 @@ impl ProofOfWork {
         bytes[..16].copy_from_slice(&rand::rng().random::<[u8; 16]>());
         bytes[16..24].copy_from_slice(&now.plus(EXPIRES_IN).ms().to_be_bytes());
         bytes[24] = self.bits;
-        let seal = token_signer.puzzle(&bytes[..SEALED]);
-        bytes[SEALED..].copy_from_slice(&seal);
+        let mac = token_signer.puzzle(&bytes[..SIGNED]);
+        bytes[SIGNED..].copy_from_slice(&mac);
         Puzzle { text: URL_SAFE_NO_PAD.encode(bytes), bits: self.bits, expires_in: EXPIRES_IN }
     }
 
-    /// Is it solved, for the first time? Always, if no proof is wanted.
+    /// Whether the puzzle is solved for the first time; always true if no proof is required.
     pub(crate) fn check(
         &self,
         token_signer: &TokenSigner,
@@ -107,7 +107,7 @@ impl ProofOfWork {
         }
         let mut bytes = [0; BYTES];
         let length = URL_SAFE_NO_PAD.decode_slice(puzzle, &mut bytes).ok()?;
-        if length != BYTES || !token_signer.is_puzzle(&bytes[..SEALED], &bytes[SEALED..]) {
+        if length != BYTES || !token_signer.is_puzzle(&bytes[..SIGNED], &bytes[SIGNED..]) {
             return None;
         }
         let name: [u8; 16] = bytes[..16].try_into().ok()?;

@@ -42,7 +42,7 @@ pub(crate) struct Pending {
 /// What became of an order that was submitted to the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommitOutcome {
-    Known(RecordOutcome),
+    Decided(RecordOutcome),
     /// It could not be recorded so far. It keeps its mark and is retried beside the queue.
     Undecided,
 }
@@ -100,7 +100,7 @@ impl Recording {
         let mut pause = FIRST_PAUSE;
         loop {
             let error = match self.attempt(epoch, batch).await {
-                Ok(recorded) => return recorded.into_iter().map(CommitOutcome::Known).collect(),
+                Ok(recorded) => return recorded.into_iter().map(CommitOutcome::Decided).collect(),
                 Err(error) => error,
             };
             let found = self.isolate(epoch, batch, error).await;
@@ -182,7 +182,7 @@ impl Recording {
             return None;
         }
         let outcome = |(admitted, found): (&Admitted, Result<RecordOutcome, DataError>)| match found {
-            Ok(recorded) => CommitOutcome::Known(recorded),
+            Ok(recorded) => CommitOutcome::Decided(recorded),
             Err(DataError(error)) => {
                 tracing::warn!(sale = %self.sale, order = %admitted.order, error, "an order cannot be recorded; it is tried again");
                 let pending = Pending { epoch, admitted: *admitted };

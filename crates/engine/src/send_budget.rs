@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_code_counts_nowhere_and_a_used_one_not_for_the_day() {
+    fn refused_code_counts_against_no_budget_and_used_code_not_against_the_daily_one() {
         let limiter = SendLimiter::new(SendBudgets { per_shop: few(1), per_phone_day: few(4), ..CONFIG });
         let (owner, home) = (phone(1), ip("192.0.2.1"));
         limiter.take(&owner, home).unwrap();

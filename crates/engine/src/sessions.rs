@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_more_than_the_bound_and_the_newest_is_there() {
+    fn cache_stays_within_its_bound_and_has_the_newest_session() {
         let sessions = Sessions::new(1000);
         for n in 0..10_000_u128 {
             let id = SessionId(n.to_be_bytes());

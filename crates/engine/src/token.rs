@@ -1,4 +1,4 @@
-//! The token of a session: session id, user id and a MAC over both, so that junk is refused without asking any store.
+//! The token of a session: session id, user id and a MAC over both, so that a forged token is refused without asking any store.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,7 +13,7 @@ const BYTES: usize = 16 + 8 + MAC_BYTES;
 /// How long a token is as text.
 const TEXT_BYTES: usize = 54;
 
-/// The keys that tokens are sealed with. What the previous key has sealed is still taken, so that a key can be changed without
+/// The keys that sign tokens. Tokens of the previous key are still accepted, so that a key can be changed without
 /// ending all sessions.
 #[derive(Clone, Copy)]
 pub struct SessionKeys {
@@ -27,7 +27,7 @@ impl std::fmt::Debug for SessionKeys {
     }
 }
 
-/// Seals tokens, login codes and puzzles. Seals with one key; takes what one of two has sealed.
+/// Signs tokens, login codes and puzzles with the current key, and accepts signatures of the current and the previous key.
 #[derive(Clone)]
 pub(crate) struct TokenSigner {
     current: Hmac<Sha256>,
@@ -59,11 +59,11 @@ impl TokenSigner {
         mac(&self.current, purpose, parts)
     }
 
-    /// Is `seal` what one of the keys makes of this, or the first bytes of it?
-    fn is_mac(&self, purpose: u8, parts: &[&[u8]], seal: &[u8]) -> bool {
+    /// Whether `given` is the MAC of this under one of the keys, or a prefix of it.
+    fn is_mac(&self, purpose: u8, parts: &[&[u8]], given: &[u8]) -> bool {
         let made_by = |key: &Hmac<Sha256>| {
             let made = mac(key, purpose, parts);
-            made.get(..seal.len()).is_some_and(|made| !seal.is_empty() && bool::from(made.ct_eq(seal)))
+            made.get(..given.len()).is_some_and(|made| !given.is_empty() && bool::from(made.ct_eq(given)))
         };
         made_by(&self.current) || self.previous.as_ref().is_some_and(made_by)
     }
@@ -92,23 +92,23 @@ impl TokenSigner {
         genuine.then_some((SessionId(session), user))
     }
 
-    /// What is kept of a login code: bound to its phone and its challenge, and useless without the key.
+    /// The MAC that is stored for a login code: bound to its phone and its challenge, and useless without the key.
     pub(crate) fn code(&self, phone: &Phone, challenge: ChallengeId, code: &str) -> [u8; 32] {
         self.mac(b'c', &[phone.as_str().as_bytes(), &challenge.0, code.as_bytes()])
     }
 
-    pub(crate) fn is_code(&self, phone: &Phone, challenge: ChallengeId, code: &str, seal: &[u8]) -> bool {
-        seal.len() == 32 && self.is_mac(b'c', &[phone.as_str().as_bytes(), &challenge.0, code.as_bytes()], seal)
+    pub(crate) fn is_code(&self, phone: &Phone, challenge: ChallengeId, code: &str, mac: &[u8]) -> bool {
+        mac.len() == 32 && self.is_mac(b'c', &[phone.as_str().as_bytes(), &challenge.0, code.as_bytes()], mac)
     }
 
     pub(crate) fn puzzle(&self, content: &[u8]) -> [u8; MAC_BYTES] {
-        let mut seal = [0; MAC_BYTES];
-        seal.copy_from_slice(&self.mac(b'p', &[content])[..MAC_BYTES]);
-        seal
+        let mut mac = [0; MAC_BYTES];
+        mac.copy_from_slice(&self.mac(b'p', &[content])[..MAC_BYTES]);
+        mac
     }
 
-    pub(crate) fn is_puzzle(&self, content: &[u8], seal: &[u8]) -> bool {
-        seal.len() == MAC_BYTES && self.is_mac(b'p', &[content], seal)
+    pub(crate) fn is_puzzle(&self, content: &[u8], mac: &[u8]) -> bool {
+        mac.len() == MAC_BYTES && self.is_mac(b'p', &[content], mac)
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_token_opens_and_no_other_text_does() {
+    fn only_a_signed_token_opens() {
         let token_signer = TokenSigner::new(&[1; 32], None);
         let (session, user) = (SessionId([7; 16]), UserId::new(42).unwrap());
         let token = token_signer.token(session, user);
@@ -139,28 +139,28 @@ mod tests {
     }
 
     #[test]
-    fn what_the_previous_key_sealed_is_taken_until_that_key_goes() {
+    fn token_signed_with_the_previous_key_is_accepted_until_the_key_is_removed() {
         let (session, user) = (SessionId([7; 16]), UserId::new(42).unwrap());
         let (phone, challenge) = (Phone::parse("13800138000").unwrap(), ChallengeId([3; 16]));
         let (old, both) = (TokenSigner::new(&[1; 32], None), TokenSigner::new(&[2; 32], Some(&[1; 32])));
         let new = TokenSigner::new(&[2; 32], None);
         let (before, after) = (old.token(session, user), both.token(session, user));
-        assert_ne!(before, after, "new tokens are sealed with the new key");
+        assert_ne!(before, after, "new tokens are signed with the new key");
         assert_eq!(both.open(&before), Some((session, user)));
         assert_eq!(both.open(&after), Some((session, user)));
         assert_eq!(new.open(&before), None);
         assert_eq!(new.open(&after), Some((session, user)));
-        let seal = old.code(&phone, challenge, "123456");
-        assert!(both.is_code(&phone, challenge, "123456", &seal));
-        assert!(!both.is_code(&phone, challenge, "123457", &seal));
-        assert!(!both.is_code(&phone, ChallengeId([4; 16]), "123456", &seal), "another challenge");
-        assert!(!new.is_code(&phone, challenge, "123456", &seal));
-        assert!(!both.is_code(&phone, challenge, "123456", &[]), "no seal at all");
+        let mac = old.code(&phone, challenge, "123456");
+        assert!(both.is_code(&phone, challenge, "123456", &mac));
+        assert!(!both.is_code(&phone, challenge, "123457", &mac));
+        assert!(!both.is_code(&phone, ChallengeId([4; 16]), "123456", &mac), "another challenge");
+        assert!(!new.is_code(&phone, challenge, "123456", &mac));
+        assert!(!both.is_code(&phone, challenge, "123456", &[]), "an empty MAC");
     }
 
     proptest! {
         #[test]
-        fn junk_never_opens(junk in ".{0,80}", bytes in proptest::collection::vec(any::<u8>(), 40)) {
+        fn malformed_tokens_never_open(junk in ".{0,80}", bytes in proptest::collection::vec(any::<u8>(), 40)) {
             let token_signer = TokenSigner::new(&[1; 32], None);
             prop_assert_eq!(token_signer.open(&junk), None);
             prop_assert_eq!(token_signer.open(&URL_SAFE_NO_PAD.encode(bytes)), None);

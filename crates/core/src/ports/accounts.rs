@@ -46,7 +46,7 @@ pub struct Challenge {
     /// The address that requested it, or its network of 64 bits.
     pub address: IpAddr,
     /// A keyed hash of the code.
-    pub seal: Vec<u8>,
+    pub code_mac: Vec<u8>,
     /// How long the code is.
     pub digits: u32,
     pub created_at: Timestamp,

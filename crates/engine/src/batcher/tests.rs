@@ -66,7 +66,7 @@ async fn called(adder: &Adder, n: usize) {
 }
 
 #[tokio::test]
-async fn one_caller_is_a_batch_of_one_at_once() {
+async fn single_request_is_a_batch_of_one_without_delay() {
     let adder = Adder::default();
     let batcher = Batcher::new(adder.clone(), OPTIONS, permits(10));
     for n in 0..5 {
@@ -76,7 +76,7 @@ async fn one_caller_is_a_batch_of_one_at_once() {
 }
 
 #[tokio::test]
-async fn what_waits_while_a_call_runs_is_the_next_batch() {
+async fn requests_that_wait_during_a_call_form_the_next_batch() {
     let (adder, gate) = Adder::gated();
     let batcher = Batcher::new(adder.clone(), OPTIONS, permits(1000));
     let first = batcher.submit(0).unwrap();
@@ -93,7 +93,7 @@ async fn what_waits_while_a_call_runs_is_the_next_batch() {
 }
 
 #[tokio::test]
-async fn at_a_bound_the_request_comes_back() {
+async fn submit_returns_the_request_at_a_bound() {
     let (adder, gate) = Adder::gated();
     let shared = permits(6);
     let options = Options { queue: 4, ..OPTIONS };
@@ -114,7 +114,7 @@ async fn at_a_bound_the_request_comes_back() {
 }
 
 #[tokio::test]
-async fn callers_that_go_away_are_dropped_or_settled_as_asked() {
+async fn abandoned_requests_are_dropped_or_carried_out_as_configured() {
     for abandoned in [Abandoned::Drop, Abandoned::Keep] {
         let (adder, gate) = Adder::gated();
         let batcher = Batcher::new(adder.clone(), Options { abandoned, ..OPTIONS }, permits(10));
@@ -132,7 +132,7 @@ async fn callers_that_go_away_are_dropped_or_settled_as_asked() {
 }
 
 #[tokio::test]
-async fn permits_come_back_with_the_answers() {
+async fn permits_are_returned_with_the_answers() {
     let shared = permits(3);
     let behave = |batch: &[u64]| if batch.contains(&1) { Behaviour::Panic } else { Behaviour::Good };
     let adder = Adder { behave: Some(behave), ..Adder::default() };
@@ -145,7 +145,7 @@ async fn permits_come_back_with_the_answers() {
 }
 
 #[tokio::test]
-async fn closing_settles_everything_that_was_taken() {
+async fn closing_answers_every_submitted_request() {
     let (adder, gate) = Adder::gated();
     let batcher = Batcher::new(adder.clone(), OPTIONS, permits(1000));
     let tickets: Vec<_> = (0..200).map(|n| batcher.submit(n).unwrap()).collect();
@@ -159,7 +159,7 @@ async fn closing_settles_everything_that_was_taken() {
 /// Everything at once, on four threads: a backend that is good, slow, panics or answers wrongly, two calls in flight,
 /// callers that go away. Every request reaches the backend exactly once, every caller that stays gets exactly one answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn none_lost_and_none_twice_whatever_happens() {
+async fn every_request_reaches_the_backend_exactly_once_despite_failures() {
     let behave = |batch: &[u64]| match batch[0] % 11 {
         3 => Behaviour::Panic,
         5 => Behaviour::TooFew,
@@ -189,7 +189,7 @@ async fn none_lost_and_none_twice_whatever_happens() {
                     }
                     match ticket.await {
                         Ok(answer) => {
-                            assert_eq!(answer, n + 1, "an answer for somebody else");
+                            assert_eq!(answer, n + 1, "an answer for another caller");
                             tally.0.fetch_add(1, Ordering::SeqCst);
                         }
                         Err(Unanswered) => _ = tally.1.fetch_add(1, Ordering::SeqCst),
@@ -201,7 +201,7 @@ async fn none_lost_and_none_twice_whatever_happens() {
     for caller in callers {
         caller.await.unwrap();
     }
-    let Ok(batcher) = Arc::try_unwrap(batcher) else { panic!("somebody still holds the batcher") };
+    let Ok(batcher) = Arc::try_unwrap(batcher) else { panic!("the batcher is still shared") };
     batcher.close().await;
     let counts = adder.counts();
     assert_eq!(counts.len(), 32 * 300, "none lost");

@@ -7,9 +7,9 @@ use stampede_engine::{Action, Caller, Error};
 use crate::outages::faulty;
 use crate::tier::CONFIG;
 
-/// What cannot be asked for on record is not done; what was done without its outcome on record is shown as such.
+/// An action whose first audit row cannot be written is not carried out. An action without its second row is shown as such.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_done_off_the_record() {
+async fn no_action_is_carried_out_without_an_audit_row() {
     let (tier, faults) = faulty(CONFIG, 5).await;
     let caller = Caller { name: "alice".into(), address: "192.0.2.1".parse().unwrap(), request_id: "r".into() };
     let (engine, sale) = (&tier.engine, tier.sale);

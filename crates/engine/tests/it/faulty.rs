@@ -1,4 +1,4 @@
-//! The real ledger behind a wire that can be cut: before the call, after it, or for good.
+//! The real ledger with failures injected before or after a call.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,15 +14,15 @@ use stampede_core::*;
 pub enum Cut {
     /// The call never arrives.
     Before,
-    /// The call is carried out, its answer is lost.
+    /// The call is carried out and its answer is lost.
     After,
-    /// The call panics on its way.
+    /// The call panics.
     Panic,
     /// The call takes this long.
     Slow(Duration),
 }
 
-/// What happens to the next calls of `record`, one after the other; and orders that it cannot hold.
+/// What happens to the next calls of `record`, in turn, and which users' orders it rejects.
 #[derive(Debug, Default)]
 pub struct Faults {
     pub cuts: Mutex<VecDeque<Cut>>,

@@ -1,4 +1,4 @@
-//! A timeout is not a no, a bad order takes no other with it, and the ledger knows better than the gate.
+//! Buying while the ledger fails, and while another process sells from the same ledger.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn order(bought: &Bought) -> (OrderId, bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_cuts_the_commit_is_found_out() {
+async fn outcome_is_known_after_any_failure_of_a_commit() {
     let (tier, faults) = faulty(CONFIG, 10).await;
     for (n, cut) in (1..).zip([Cut::Before, Cut::After, Cut::Panic]) {
         faults.cuts.lock().unwrap().extend([cut, cut, Cut::Before, cut]);
@@ -35,7 +35,7 @@ async fn whatever_cuts_the_commit_is_found_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_buyer_who_was_not_told_in_time_asks_again_and_has_it() {
+async fn buyer_who_timed_out_gets_the_order_on_the_next_request() {
     let mut config = CONFIG;
     config.answer_timeout = Duration::from_millis(100);
     let (tier, faults) = faulty(config, 1).await;
@@ -57,9 +57,9 @@ async fn a_buyer_who_was_not_told_in_time_asks_again_and_has_it() {
     assert_eq!(tier.check_at_rest().await, 1);
 }
 
-/// Callers that go away at any moment leave nothing that is not settled.
+/// Callers that go away at any moment leave no order without an outcome.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_that_go_away_are_settled_all_the_same() {
+async fn orders_of_callers_that_go_away_are_recorded() {
     let (tier, faults) = faulty(CONFIG, 50).await;
     faults.cuts.lock().unwrap().extend([Cut::Slow(Duration::from_millis(20)); 20]);
     for n in 1..=40 {
@@ -74,7 +74,7 @@ async fn callers_that_go_away_are_settled_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_the_bound_buyers_hear_busy_and_nothing_is_marked() {
+async fn buyers_get_busy_at_the_bound_and_no_mark_is_left() {
     let (tier, faults) = faulty(CONFIG, 1000).await;
     faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(300)));
     let tries: Vec<_> = (1..=300)
@@ -96,9 +96,9 @@ async fn at_the_bound_buyers_hear_busy_and_nothing_is_marked() {
     assert_eq!(tier.check_at_rest().await as usize, bought);
 }
 
-/// Another process sells from the same stock: everybody hears the real reason, and the gate learns.
+/// Another process sells from the same stock: buyers get the real reason, and the gate is reloaded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_ledger_knows_better_than_the_gate() {
+async fn gate_is_reloaded_when_the_ledger_refuses_an_order() {
     let tier = tier(CONFIG, 3, |inner| inner).await;
     let elsewhere =
         |n: i64| Admitted { order: OrderId::new(n).unwrap(), user: user(n), seq: n, at: tier.engine.clock().now() };
@@ -107,7 +107,7 @@ async fn the_ledger_knows_better_than_the_gate() {
 
     let mine = tier.engine.buy(tier.sale, user(1)).await.unwrap();
     assert_eq!(order(&mine), (OrderId::new(1).unwrap(), true), "bought elsewhere, given back here");
-    assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 1, "the sale was read anew");
+    assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 1, "the sale was reloaded");
     assert!(!tier.engine.buy(tier.sale, user(3)).await.unwrap().is_already());
     let refused = tier.engine.buy(tier.sale, user(4)).await.unwrap_err();
     assert!(matches!(refused, Error::Refused(Refusal::SoldOut)), "{refused:?}");
@@ -115,7 +115,7 @@ async fn the_ledger_knows_better_than_the_gate() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cancellation_elsewhere_is_found_when_its_owner_asks() {
+async fn order_cancelled_by_another_process_can_be_bought_again() {
     let tier = tier(CONFIG, 1, |inner| inner).await;
     let first = tier.engine.buy(tier.sale, user(1)).await.unwrap();
     tier.stores.ledger.cancel(first.id(), user(1), tier.engine.clock().now()).await.unwrap();
@@ -126,7 +126,7 @@ async fn a_cancellation_elsewhere_is_found_when_its_owner_asks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shutting_down_settles_and_returns_the_worker_number() {
+async fn shutdown_records_every_order_and_returns_the_worker_number() {
     let (tier, faults) = faulty(CONFIG, 10).await;
     faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_millis(200)));
     let (engine, sale) = (tier.engine.clone(), tier.sale);

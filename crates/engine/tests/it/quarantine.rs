@@ -1,4 +1,4 @@
-//! Orders whose data the ledger rejects: what is to blame is found out, and only that goes into quarantine.
+//! Orders whose data the ledger rejects: they are isolated, and only they go into quarantine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_bad_order_is_quarantined_and_takes_no_other_with_it() {
+async fn one_bad_order_is_quarantined_and_the_others_are_recorded() {
     let (tier, faults) = faulty(CONFIG, 20).await;
     let ledger = &tier.stores.ledger;
     faults.poison.lock().unwrap().push(user(5));
@@ -59,7 +59,7 @@ async fn one_bad_order_is_quarantined_and_takes_no_other_with_it() {
     assert_eq!((loaded.sale.sold, loaded.marks.len()), (15, 16), "it keeps its mark until an operator acts");
     assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 4);
 
-    // Its buyer hears that it is not known; a retry that fails says what the database said; nothing changes.
+    // Its buyer is told that the outcome is not known; a retry that fails returns the database's message and changes nothing.
     let id = tier.engine.quarantined(None, 10).await.unwrap()[0].admitted.order;
     assert_eq!(tier.engine.buy(tier.sale, user(5)).await.unwrap_err().code(), Code::OutcomeUnknown);
     assert_eq!(tier.engine.quarantined_order(id).await.unwrap().admitted.user, user(5));
@@ -73,7 +73,7 @@ async fn one_bad_order_is_quarantined_and_takes_no_other_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_discarded_order_gives_its_stock_back_and_stays_dead() {
+async fn discarded_order_returns_its_stock_and_stays_dead() {
     let (tier, faults) = faulty(CONFIG, 1).await;
     faults.poison.lock().unwrap().push(user(1));
     assert_eq!(tier.engine.buy(tier.sale, user(1)).await.unwrap_err().code(), Code::OutcomeUnknown);
@@ -90,7 +90,7 @@ async fn a_discarded_order_gives_its_stock_back_and_stays_dead() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_trouble_quarantines_nothing() {
+async fn short_failure_quarantines_nothing() {
     let (tier, faults) = faulty(CONFIG, 10).await;
     faults.poison.lock().unwrap().push(user(1));
     assert_eq!(tier.engine.buy(tier.sale, user(1)).await.unwrap_err().code(), Code::OutcomeUnknown);
@@ -103,7 +103,7 @@ async fn a_short_trouble_quarantines_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_in_which_every_order_fails_is_an_outage() {
+async fn batch_in_which_every_order_fails_is_treated_as_an_outage() {
     let (tier, faults) = faulty(CONFIG, 10).await;
     *faults.poison.lock().unwrap() = (2..=9).map(user).collect();
     let answers = buy_as_one_batch(&tier, &faults, 2..=9).await;
@@ -124,9 +124,9 @@ async fn a_batch_in_which_every_order_fails_is_an_outage() {
     assert_eq!(tier.check_at_rest().await, 8);
 }
 
-/// Two bad orders in one batch do not hold up the sale for ever: once another order is recorded, the ledger works, and they are to blame.
+/// Two bad orders in one batch do not block the sale for ever: once another order is recorded, the ledger is known to work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_orders_that_came_together_are_quarantined_once_another_is_recorded() {
+async fn bad_orders_of_one_batch_are_quarantined_once_another_is_recorded() {
     let (tier, faults) = faulty(CONFIG, 10).await;
     *faults.poison.lock().unwrap() = (2..=4).map(user).collect();
     let _unknown = buy_as_one_batch(&tier, &faults, 2..=4).await;

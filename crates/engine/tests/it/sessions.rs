@@ -1,4 +1,4 @@
-//! Sessions: how they slide, how they end, and who may have one.
+//! Sessions: expiry, ending, and the cap per user.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ async fn is_refused(engine: &Engine, token: &str) -> bool {
     matches!(authenticate(engine, token).await, Err(error) if error.code() == Code::Unauthorized)
 }
 
-/// A tier whose time stands still until it is set.
+/// A tier with a clock that changes only when it is set.
 async fn at_rest(config: stampede_engine::Config) -> (Tier, Arc<ManualClock>, Timestamp) {
     let now = SystemClock.now();
     let clock = Arc::new(ManualClock::at(now));
@@ -90,7 +90,7 @@ async fn session_ends_at_its_lifetime_however_often_it_is_used() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_session_too_many_ends_the_oldest() {
+async fn oldest_session_ends_when_the_cap_is_exceeded() {
     let mut config = CONFIG;
     config.auth.max_sessions = 3;
     let (tier, clock, now) = at_rest(config).await;
@@ -148,7 +148,7 @@ async fn an_ended_session_stays_ended_whatever_the_clock_says() {
         clock.set(moment);
         assert!(is_refused(engine, &session.token).await, "at {moment}");
     }
-    // Ended behind our back: who logs out is told so, and is out here, too.
+    // Ended by another process: logging out reports it, and the session is ended here, too.
     clock.set(now.plus(Duration::from_secs(20)));
     let session = log_in(engine, "13800138000").await.unwrap();
     let id = engine.prove(&session.token).unwrap().session;
@@ -157,9 +157,9 @@ async fn an_ended_session_stays_ended_whatever_the_clock_says() {
     assert!(is_refused(engine, &session.token).await);
 }
 
-/// A store that is closed answers every call with an error; junk is refused all the same, so it never asks one.
+/// A closed store answers every call with an error. Malformed tokens are refused as usual, so they do not reach it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn junk_tokens_reach_no_store() {
+async fn malformed_tokens_reach_no_store() {
     let tier = tier(CONFIG, 1, |inner| inner).await;
     let engine = &tier.engine;
     let real = log_in(engine, "13800138000").await.unwrap().token;

@@ -51,7 +51,7 @@ impl Sender for Nowhere {
 
 pub struct Tier {
     pub engine: Arc<Engine>,
-    /// The same database, past the engine: what another process would do.
+    /// The same database without the engine, as another process would use it.
     pub stores: Stores,
     pub sale: SaleId,
     _folder: TempDir,

@@ -1,4 +1,4 @@
-//! What other processes do to the sales is seen here.
+//! Changes that other processes make to sales.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use stampede_engine::Bought;
 use crate::faulty::{Cut, Faults, Faulty};
 use crate::tier::{CONFIG, Tier, tier, tier_by, user};
 
-/// A sale that another process makes: in the ledger alone, so that this engine has not heard of it.
+/// Creates a sale as another process would: in the ledger alone.
 async fn make_elsewhere(tier: &Tier, id: i64, window: Window) -> SaleId {
     let ledger = &tier.stores.ledger;
     let known = ledger.sale(tier.sale).await.unwrap().unwrap();
@@ -24,7 +24,7 @@ async fn make_elsewhere(tier: &Tier, id: i64, window: Window) -> SaleId {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sale_made_elsewhere_can_be_bought_at_once() {
+async fn sale_created_by_another_process_can_be_bought_at_once() {
     let tier = tier(CONFIG, 1, |inner| inner).await;
     let window = tier.engine.sale(tier.sale).await.unwrap().sale.window;
     for n in 0..5 {
@@ -38,7 +38,7 @@ async fn a_sale_made_elsewhere_can_be_bought_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stuck_sale_does_not_hold_up_edits_of_others() {
+async fn stuck_sale_does_not_delay_edits_of_others() {
     let clock = Arc::new(clock::ManualClock::at(SystemClock.now()));
     let faults = Arc::new(Faults::default());
     let wire = faults.clone();
@@ -47,7 +47,7 @@ async fn a_stuck_sale_does_not_hold_up_edits_of_others() {
     let other = make_elsewhere(&tier, 500, Window { begin, end: begin.plus(Duration::from_secs(90 * 3600)) }).await;
     tier.engine.buy(other, user(2)).await.unwrap();
 
-    // The first sale's order is stuck in the ledger while the sale comes to be long over and is put away.
+    // The first sale's order is stuck in the ledger while the sale becomes long over and is retired.
     faults.cuts.lock().unwrap().push_back(Cut::Slow(Duration::from_secs(3600)));
     let (engine, sale) = (tier.engine.clone(), tier.sale);
     let stuck = tokio::spawn(async move { engine.buy(sale, user(1)).await });

@@ -60,7 +60,7 @@ fn admissions_never_go_back_in_time() {
 }
 
 #[test]
-fn a_reload_keeps_what_is_in_flight() {
+fn reload_keeps_marks_of_orders_on_their_way() {
     let gate = gate(5);
     let id = SaleId::new(1).unwrap();
     for n in 1..=3 {
@@ -92,7 +92,7 @@ fn a_reload_keeps_what_is_in_flight() {
 
 /// Orders on their way that come too late, because other processes sold everything, must not leave stock behind that does not exist.
 #[test]
-fn a_reload_does_not_raise_the_cap_for_good() {
+fn reload_raises_the_cap_only_temporarily() {
     let gate = gate(2);
     let id = SaleId::new(1).unwrap();
     admit(&gate, 1, 1, 1500);

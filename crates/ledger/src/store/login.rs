@@ -19,7 +19,7 @@ const FAILURES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 const PHONE_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 const CHALLENGES: &str =
-    "SELECT id, phone, address, seal, digits, created_at, expires_at, tries FROM login_challenge WHERE";
+    "SELECT id, phone, address, code_mac, digits, created_at, expires_at, tries FROM login_challenge WHERE";
 
 fn read_challenge(row: &Row) -> Result<Challenge> {
     let wrong = || unreadable("a login challenge");
@@ -27,7 +27,7 @@ fn read_challenge(row: &Row) -> Result<Challenge> {
         id: ChallengeId(row.bytes(0)?.try_into().map_err(|_| wrong())?),
         phone: Phone::parse(&row.text(1)?).map_err(|_| wrong())?,
         address: row.text(2)?.parse().map_err(|_| wrong())?,
-        seal: row.bytes(3)?,
+        code_mac: row.bytes(3)?,
         digits: u32::try_from(row.int(4)?).map_err(|_| wrong())?,
         created_at: Timestamp::from_ms(row.int(5)?),
         expires_at: Timestamp::from_ms(row.int(6)?),
@@ -78,7 +78,7 @@ impl Store {
     }
 
     pub(super) async fn insert_challenge(&self, challenge: &Challenge, max_live: usize) -> Result<()> {
-        let Challenge { id, phone, address, seal, digits, created_at, expires_at } = challenge;
+        let Challenge { id, phone, address, code_mac, digits, created_at, expires_at } = challenge;
         let mut tx = self.db.begin().await?;
         lock_phone(&mut tx, self.db.dialect(), phone, *created_at).await?;
         let sql = format!("{CHALLENGES} phone = ? AND expires_at > ? ORDER BY created_at, id");
@@ -87,10 +87,10 @@ impl Store {
         for id in surplus(&live.collect::<Result<Vec<_>>>()?, *address, max_live) {
             tx.execute("DELETE FROM login_challenge WHERE id = ?", args![&id.0[..]]).await?;
         }
-        let insert = "INSERT INTO login_challenge (id, phone, address, seal, digits, tries, created_at, expires_at) \
+        let insert = "INSERT INTO login_challenge (id, phone, address, code_mac, digits, tries, created_at, expires_at) \
                       VALUES (?, ?, ?, ?, ?, 0, ?, ?)";
         let address = address.to_string();
-        let args = args![&id.0[..], phone.as_str(), &*address, &**seal, *digits, created_at.ms(), expires_at.ms()];
+        let args = args![&id.0[..], phone.as_str(), &*address, &**code_mac, *digits, created_at.ms(), expires_at.ms()];
         tx.execute(insert, args).await?;
         tx.commit().await
     }

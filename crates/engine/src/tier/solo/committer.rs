@@ -55,7 +55,7 @@ impl Committer {
     async fn try_suspects(&self) {
         let _guard = self.exclusive.lock().await;
         let (pending, outcomes): (Vec<_>, Vec<_>) = self.recording.try_suspects().await.into_iter().unzip();
-        let outcomes: Vec<_> = outcomes.into_iter().map(CommitOutcome::Known).collect();
+        let outcomes: Vec<_> = outcomes.into_iter().map(CommitOutcome::Decided).collect();
         if self.correct_gate(&pending, &outcomes) {
             self.reload().await;
         }
@@ -72,7 +72,7 @@ impl Committer {
     fn correct_gate(&self, batch: &[Pending], outcomes: &[CommitOutcome]) -> bool {
         let known = || {
             batch.iter().zip(outcomes).filter_map(|(pending, outcome)| match outcome {
-                CommitOutcome::Known(outcome) => Some((pending.admitted, *outcome)),
+                CommitOutcome::Decided(outcome) => Some((pending.admitted, *outcome)),
                 CommitOutcome::Undecided => None,
             })
         };

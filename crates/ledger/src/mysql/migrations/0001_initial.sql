@@ -169,7 +169,7 @@ CREATE TABLE login_challenge (
     id         BINARY(16) PRIMARY KEY,
     phone      VARCHAR(16) NOT NULL,
     address    VARCHAR(45) NOT NULL, -- that requested it; of IPv6 the first 64 bits
-    seal       VARBINARY(64) NOT NULL,
+    code_mac       VARBINARY(64) NOT NULL,
     digits     BIGINT NOT NULL,
     tries      BIGINT NOT NULL,
     created_at BIGINT NOT NULL,

@@ -164,7 +164,7 @@ CREATE TABLE login_challenge (
     id         BYTEA PRIMARY KEY,
     phone      TEXT NOT NULL,
     address    TEXT NOT NULL, -- that requested it; of IPv6 the first 64 bits
-    seal       BYTEA NOT NULL,
+    code_mac       BYTEA NOT NULL,
     digits     BIGINT NOT NULL,
     tries      BIGINT NOT NULL,
     created_at BIGINT NOT NULL,

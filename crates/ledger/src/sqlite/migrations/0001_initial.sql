@@ -165,7 +165,7 @@ CREATE TABLE login_challenge (
     id         BLOB PRIMARY KEY,
     phone      TEXT NOT NULL,
     address    TEXT NOT NULL, -- that requested it; of IPv6 the first 64 bits
-    seal       BLOB NOT NULL,
+    code_mac       BLOB NOT NULL,
     digits     INTEGER NOT NULL,
     tries      INTEGER NOT NULL,
     created_at INTEGER NOT NULL,

@@ -12,7 +12,7 @@ fn challenge(n: u8, phone: &Phone, from: u8, at: Timestamp) -> Challenge {
         id: ChallengeId([n; 16]),
         phone: phone.clone(),
         address: [192, 0, 2, from].into(),
-        seal: vec![n; 32],
+        code_mac: vec![n; 32],
         digits: 6,
         created_at: at,
         expires_at: at.plus(IN_FIVE_MINUTES),
