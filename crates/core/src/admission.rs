@@ -13,28 +13,28 @@ pub enum Admission {
     Refused(Refusal),
 }
 
-/// Why a request to buy is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refusal {
+macro_rules! refusals {
+    ($($name:ident,)*) => {
+        /// Why a gate refuses a request to buy. Each has the [`Code`] of the same name.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Refusal { $($name,)* }
+
+        impl Refusal {
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            pub const fn code(self) -> Code {
+                match self { $(Self::$name => Code::$name,)* }
+            }
+        }
+    };
+}
+
+refusals! {
     SoldOut,
     NotStarted,
     Ended,
     Paused,
     NoSuchSale,
-}
-
-impl Refusal {
-    pub const ALL: [Self; 5] = [Self::SoldOut, Self::NotStarted, Self::Ended, Self::Paused, Self::NoSuchSale];
-
-    pub const fn code(self) -> Code {
-        match self {
-            Self::SoldOut => Code::SoldOut,
-            Self::NotStarted => Code::NotStarted,
-            Self::Ended => Code::Ended,
-            Self::Paused => Code::Paused,
-            Self::NoSuchSale => Code::NoSuchSale,
-        }
-    }
 }
 
 /// A digest over a set of marks, independent of their sequence: equal sets have equal digests, and different sets almost never.

@@ -268,16 +268,16 @@ impl Engine {
         true
     }
 
-    /// CatalogueCache the session from the ledger in the background, unless many are being read already.
+    /// Reads the session from the ledger in the background, unless many sessions are being read.
     pub fn look_up(self: &Arc<Self>, proven: Proven) {
-        let Ok(place) = self.auth.lookups.clone().try_acquire_owned() else { return };
+        let Ok(permit) = self.auth.lookups.clone().try_acquire_owned() else { return };
         let engine = self.clone();
         tokio::spawn(async move {
             if let Err(error) = engine.authenticate(proven).await {
                 // The page was public; the next request that needs the session fails.
                 tracing::debug!(%error, "a session was not refreshed");
             }
-            drop(place);
+            drop(permit);
         });
     }
 
