@@ -11,6 +11,8 @@ pub enum Admission {
     /// The buyer holds a mark for this order.
     AlreadyHas(OrderId),
     Refused(Refusal),
+    /// A bound of the gate is reached. Nothing was done.
+    Busy,
 }
 
 macro_rules! refusals {

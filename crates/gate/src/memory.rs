@@ -260,11 +260,6 @@ impl Gate for MemoryGate {
         Ok(releases.iter().map(release).collect())
     }
 
-    async fn settle(&self, sale: SaleId, orders: &[(UserId, OrderId)]) -> Result<(), GateError> {
-        self.settle(sale, orders.iter().copied());
-        Ok(())
-    }
-
     async fn edit(&self, sale: &Sale) -> Result<Option<u32>, GateError> {
         Ok(self.edit(sale))
     }

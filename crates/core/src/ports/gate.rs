@@ -70,7 +70,7 @@ pub struct Snapshot {
     pub window: Window,
     pub cap: u32,
     pub marks: u32,
-    /// Marks whose orders the ledger has.
+    /// Marks whose orders are known to be in the ledger.
     pub settled: u32,
 }
 
@@ -94,9 +94,6 @@ pub trait Gate: Send + Sync + fmt::Debug {
 
     /// Releases marks that still belong to their orders. Returns which did.
     async fn release(&self, sale: SaleId, releases: &[Release]) -> Result<Vec<bool>, GateError>;
-
-    /// Notes that the ledger has these orders.
-    async fn settle(&self, sale: SaleId, orders: &[(UserId, OrderId)]) -> Result<(), GateError>;
 
     /// Applies the sale's settings if their version is higher than the gate's. The cap is never set below the number of marks;
     /// the resulting cap is returned.

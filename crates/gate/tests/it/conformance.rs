@@ -10,11 +10,11 @@ use stampede_core::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-fn id() -> SaleId {
+pub fn id() -> SaleId {
     SaleId::new(1).unwrap()
 }
 
-fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
+pub fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
     let now = SystemClock.now();
     Sale {
         id: id(),
@@ -33,7 +33,7 @@ fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
     }
 }
 
-fn request(user: i64, order: i64) -> AdmitRequest {
+pub fn request(user: i64, order: i64) -> AdmitRequest {
     AdmitRequest { user: UserId::new(user).unwrap(), order: OrderId::new(order).unwrap() }
 }
 
@@ -180,11 +180,9 @@ pub async fn digest_and_marks_agree(gate: Arc<dyn Gate>) {
     for n in 1..=5 {
         admit(gate, n, 10 + n).await;
     }
-    let settled: Vec<_> = (1..=3).map(|n| (UserId::new(n).unwrap(), order(10 + n))).collect();
-    gate.settle(id(), &settled).await.unwrap();
     let marks = gate.marks(id()).await.unwrap().unwrap();
     let (seen, digest) = gate.digest(id()).await.unwrap().unwrap();
-    assert_eq!((seen.marks as usize, seen.settled), (marks.len(), 3));
+    assert_eq!((seen.marks as usize, seen.settled), (marks.len(), 0));
     assert_eq!(digest, mark_digest(marks.into_iter()));
 }
 

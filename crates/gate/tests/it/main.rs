@@ -1,30 +1,53 @@
 //! What every gate must do, on each gate there is.
 
 mod conformance;
+mod outbox;
 
+use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use stampede_core::ports::Gate;
-use stampede_gate::MemoryGate;
+use stampede_gate::{MemoryGate, RedisGate};
+use stampede_redis::{Client, Servers};
+use stampede_testkit::redis as server;
+
+/// A gate, and what must live as long as it.
+pub type Started = (Arc<dyn Gate>, Box<dyn Any + Send>);
 
 /// One test per function of the conformance suite, for one gate.
 macro_rules! conformance {
-    ($module:ident, $new:expr) => {
+    ($module:ident, $start:expr) => {
         mod $module {
             use super::*;
 
-            conformance!(@tests $new, sells_exactly_the_cap, an_unknown_sale_has_no_decisions, status_and_window_decide_before_stock,
+            conformance!(@tests $start, sells_exactly_the_cap, an_unknown_sale_has_no_decisions, status_and_window_decide_before_stock,
                 an_older_version_is_ignored, a_release_removes_its_own_mark_once, the_cap_never_falls_below_the_marks,
                 opening_again_changes_nothing, the_generation_rises_with_releases_and_edits, digest_and_marks_agree,
                 concurrent_buyers_get_exactly_the_cap);
         }
     };
-    (@tests $new:expr, $($name:ident),*) => {
+    (@tests $start:expr, $($name:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
         async fn $name() {
-            conformance::$name($new).await;
+            let (gate, _server): Started = $start.await;
+            conformance::$name(gate).await;
         })*
     };
 }
 
-conformance!(memory, Arc::new(MemoryGate::new()) as Arc<dyn Gate>);
+conformance!(memory, async { (Arc::new(MemoryGate::new()) as Arc<dyn Gate>, Box::new(()) as Box<dyn Any + Send>) });
+conformance!(redis, async {
+    let server = server::start().unwrap();
+    let gate = redis_gate(server.port(), "ledger", 1);
+    gate.load_scripts().await.unwrap();
+    (Arc::new(gate) as Arc<dyn Gate>, Box::new(server) as Box<dyn Any + Send>)
+});
+
+const OUTBOX_BOUND: u32 = 10_000;
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+fn redis_gate(port: u16, ledger: &str, incarnation: u64) -> RedisGate {
+    let client = Client::new(Servers::Single(server::url(port)), TIMEOUT, TIMEOUT).unwrap();
+    RedisGate::new(Arc::new(client), ledger, incarnation, OUTBOX_BOUND)
+}

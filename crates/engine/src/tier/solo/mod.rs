@@ -174,6 +174,7 @@ impl Tier for Solo {
         };
         match decision.admission {
             Admission::Refused(refusal) => Ok(AdmitOutcome::Refused(refusal)),
+            Admission::Busy => Err(Error::Busy),
             Admission::AlreadyHas(order) => Ok(AdmitOutcome::AlreadyHas { order, decision }),
             Admission::Admitted(order) => {
                 failpoint::hit("buy.admitted");

@@ -1,0 +1,38 @@
+-- Opens a sale under a new epoch, with marks that were loaded under a key of their own.
+-- KEYS[1] the sale: a hash
+-- KEYS[2] its marks: a hash of user to order
+-- KEYS[3] its outbox: a stream
+-- KEYS[4] the loaded marks: a hash with the epoch under #epoch
+-- ARGV[1] the new epoch
+-- ARGV[2] the number of loaded marks
+-- ARGV[3] the version of the settings
+-- ARGV[4] cap
+-- ARGV[5] begin in ms
+-- ARGV[6] end in ms
+-- ARGV[7] state
+-- ARGV[8] price in cents
+-- ARGV[9] the consumer group of the outbox
+-- ARGV[10] the channel on which nodes listen for changes
+-- ARGV[11] the sale's id
+-- Returns 1 if it is open now; 0 if it is open under this epoch or a higher one, or a newer incarnation has closed it; -1 if marks are
+-- missing
+local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state')
+if sale[1] and tonumber(sale[1]) > tonumber(INCARNATION) then
+    return 0
+end
+if sale[2] and tonumber(sale[2]) >= tonumber(ARGV[1]) then
+    return 0
+end
+local marks = redis.call('HLEN', KEYS[4]) - 1
+if marks ~= tonumber(ARGV[2]) or redis.call('HGET', KEYS[4], '#epoch') ~= ARGV[1] then
+    return -1
+end
+redis.call('RENAME', KEYS[4], KEYS[2])
+redis.call('DEL', KEYS[3])
+redis.call('XGROUP', 'CREATE', KEYS[3], ARGV[9], '0', 'MKSTREAM')
+local cap = string.format('%.0f', math.max(tonumber(ARGV[4]), marks))
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'inc', INCARNATION, 'epoch', ARGV[1], 'ver', ARGV[3], 'cap', cap, 'begin', ARGV[5], 'end', ARGV[6], 'state', ARGV[7],
+    'price', ARGV[8], 'hw', '0', 'seq', '0', 'gen', '0', 'pending', '0')
+redis.call('PUBLISH', ARGV[10], 'reset ' .. ARGV[11] .. ' ' .. ARGV[1] .. ' 0')
+return 1

@@ -1,0 +1,20 @@
+-- Removes outbox entries whose orders the ledger has.
+-- KEYS[1] the sale: a hash
+-- KEYS[2] its outbox: a stream
+-- ARGV[1] the consumer group
+-- ARGV[2…] ids of entries
+-- Returns the number of orders in the entries that were removed
+local orders = 0
+for i = 2, #ARGV do
+    local found = redis.call('XRANGE', KEYS[2], ARGV[i], ARGV[i])
+    if found[1] then
+        redis.call('XACK', KEYS[2], ARGV[1], ARGV[i])
+        redis.call('XDEL', KEYS[2], ARGV[i])
+        orders = orders + (#found[1][2] - 4) / 2
+    end
+end
+if orders > 0 and redis.call('EXISTS', KEYS[1]) == 1 then
+    -- Only where the sale exists: a counter alone must not create it.
+    redis.call('HINCRBY', KEYS[1], 'pending', -orders)
+end
+return orders

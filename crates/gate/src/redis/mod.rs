@@ -1,0 +1,388 @@
+//! The gate in Redis, shared by many nodes.
+//!
+//! | key | type | holds | written by | deleted by |
+//! |---|---|---|---|---|
+//! | `stampede:L:{S}:sale` | hash | inc, epoch, ver, state, cap, begin, end, price, hw (highest time seen), seq, gen, pending (orders in the outbox) | all scripts | `remove` |
+//! | `stampede:L:{S}:live` | hash | `#epoch`, and user → order: the marks | `admit`, `release`, `open` | `remove` |
+//! | `stampede:L:{S}:out` | stream | the outbox: an entry `epoch-seq` per admitted batch | `admit`, `settle`, `open` | `remove` |
+//! | `stampede:L:{S}:load:E` | hash | marks that are being loaded for epoch E | `load` | renamed by `open`, or expires |
+//!
+//! `L` is the id of the ledger, so that two installations on one Redis do not meet; `S` is the sale. Ids are strings in the scripts,
+//! because numbers in Lua lose 63-bit integers.
+//!
+//! The text of the scripts contains the incarnation, a number of the ledger. They are called by `EVALSHA` only: Redis keeps loaded
+//! scripts neither on disk nor on replicas, so `NOSCRIPT` means that another process answers, which may have lost marks. Only a
+//! rebuild loads the scripts, under a new incarnation.
+
+mod scripts;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::RwLock;
+use redis::{FromRedisValue, Value};
+use stampede_core::ports::gate::{AdmitRequest, Release};
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, LoadedSale, Snapshot};
+use stampede_core::{
+    Admission, Epoch, Money, OrderId, Refusal, Sale, SaleId, SaleStatus, Timestamp, UserId, Window, mark_digest,
+};
+use stampede_redis::{Client, CommandError, EvalShaError, Script};
+
+use self::scripts::Scripts;
+
+/// The consumer group of every outbox.
+const GROUP: &str = "ledger";
+/// Marks that are loaded with one command.
+const LOAD_BATCH: usize = 1000;
+/// Loaded marks that no `open` has used are deleted after this time.
+const LOAD_TTL_S: u32 = 3600;
+
+/// An entry of an outbox: a batch of orders that were admitted together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub id: EntryId,
+    pub orders: Vec<Admitted>,
+}
+
+/// Names an entry of a sale's outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EntryId {
+    pub epoch: Epoch,
+    /// The sequence number of the last order of the entry.
+    pub last_seq: i64,
+}
+
+impl fmt::Display for EntryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.epoch.0, self.last_seq)
+    }
+}
+
+impl EntryId {
+    fn parse(text: &str) -> Option<Self> {
+        let (epoch, last_seq) = text.split_once('-')?;
+        Some(Self { epoch: Epoch(epoch.parse().ok()?), last_seq: last_seq.parse().ok()? })
+    }
+}
+
+/// What this node knows about a sale that is open in the gate.
+#[derive(Debug)]
+struct OpenSale {
+    epoch: Epoch,
+    /// The highest sequence number that this node has seen. A gate with a lower one has lost admissions.
+    seen_seq: AtomicI64,
+}
+
+/// A gate in Redis, under one incarnation.
+pub struct RedisGate {
+    client: Arc<Client>,
+    ledger: String,
+    scripts: Scripts,
+    /// The most entries in the outbox of a sale.
+    outbox_bound: u32,
+    sales: RwLock<HashMap<SaleId, Arc<OpenSale>>>,
+}
+
+impl RedisGate {
+    /// A gate of the installation `ledger`. Nothing is sent.
+    pub fn new(client: Arc<Client>, ledger: impl Into<String>, incarnation: u64, outbox_bound: u32) -> Self {
+        Self {
+            client,
+            ledger: ledger.into(),
+            scripts: Scripts::new(incarnation),
+            outbox_bound,
+            sales: RwLock::default(),
+        }
+    }
+
+    /// Loads the scripts of this incarnation. Only a rebuild does this.
+    pub async fn load_scripts(&self) -> Result<(), GateError> {
+        for script in self.scripts.all() {
+            self.client.script_load(script).await.map_err(|error| unanswered(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Makes requests for this sale go to the gate, under the epoch that the ledger calls open.
+    pub fn adopt(&self, sale: SaleId, epoch: Epoch) {
+        let mut sales = self.sales.write();
+        if sales.get(&sale).is_none_or(|open| open.epoch < epoch) {
+            sales.insert(sale, Arc::new(OpenSale { epoch, seen_seq: AtomicI64::new(0) }));
+        }
+    }
+
+    /// Removes a sale that is over: from this node, and from Redis once its outbox is empty. Returns whether it is gone.
+    pub async fn remove(&self, sale: SaleId) -> Result<bool, GateError> {
+        let Some(open) = self.find(sale) else { return Ok(true) };
+        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        let removed: i64 = self.call(&self.scripts.remove, &keys, &[open.epoch.0.to_string()]).await?;
+        if removed == 1 {
+            self.sales.write().remove(&sale);
+        }
+        Ok(removed == 1)
+    }
+
+    /// Closes a sale at the beginning of a rebuild. `false` if a newer incarnation has it.
+    pub async fn close(&self, sale: SaleId, epoch: Epoch) -> Result<bool, GateError> {
+        let closed: i64 = self.call(&self.scripts.close, &[self.key(sale, "sale")], &[epoch.0.to_string()]).await?;
+        Ok(closed == 1)
+    }
+
+    /// Decides on requests, in their order. The new orders are in the outbox under the returned entry.
+    pub async fn admit_batch(
+        &self,
+        sale: SaleId,
+        requests: &[AdmitRequest],
+    ) -> Result<Option<(Vec<Decision>, Option<EntryId>)>, GateError> {
+        let Some(open) = self.find(sale) else { return Ok(None) };
+        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        let mut args = Vec::with_capacity(3 + 2 * requests.len());
+        args.push(open.epoch.0.to_string());
+        args.push(open.seen_seq.load(Ordering::Relaxed).to_string());
+        args.push(self.outbox_bound.to_string());
+        for request in requests {
+            args.push(request.user.to_string());
+            args.push(request.order.to_string());
+        }
+        type Reply = (i64, u64, i64, i64, String, Vec<String>);
+        let (now, generation, price, seq, entry, answers): Reply = self.call(&self.scripts.admit, &keys, &args).await?;
+        if answers.len() != requests.len() {
+            return Err(GateError::Unanswered);
+        }
+        let at = Timestamp::from_ms(now);
+        let price = Money::from_cents(price).ok_or(GateError::Lost)?;
+        let mut next = seq;
+        let mut decisions = Vec::with_capacity(requests.len());
+        for (request, answer) in requests.iter().zip(&answers) {
+            let admission = match answer.as_str() {
+                "a" => {
+                    next += 1;
+                    Admission::Admitted(request.order)
+                }
+                "r" => Admission::Admitted(request.order),
+                "s" => Admission::Refused(Refusal::SoldOut),
+                "n" => Admission::Refused(Refusal::NotStarted),
+                "e" => Admission::Refused(Refusal::Ended),
+                "p" => Admission::Refused(Refusal::Paused),
+                "d" => Admission::Refused(Refusal::NoSuchSale),
+                "b" => Admission::Busy,
+                answer => match answer.strip_prefix('h').map(str::parse) {
+                    Some(Ok(held)) => Admission::AlreadyHas(held),
+                    _ => return Err(GateError::Unanswered),
+                },
+            };
+            decisions.push(Decision { admission, epoch: open.epoch, generation, seq: next, price, at });
+        }
+        open.seen_seq.fetch_max(next, Ordering::Relaxed);
+        Ok(Some((decisions, EntryId::parse(&entry))))
+    }
+
+    /// Removes entries whose orders the ledger has.
+    pub async fn settle_entries(&self, sale: SaleId, entries: &[EntryId]) -> Result<(), GateError> {
+        let mut args = vec![GROUP.to_owned()];
+        args.extend(entries.iter().map(EntryId::to_string));
+        let _orders: i64 =
+            self.call(&self.scripts.settle, &[self.key(sale, "sale"), self.key(sale, "out")], &args).await?;
+        Ok(())
+    }
+
+    /// The oldest entries of the outbox, at most `limit`.
+    pub async fn entries(&self, sale: SaleId, limit: usize) -> Result<Vec<Entry>, GateError> {
+        let mut command = redis::cmd("XRANGE");
+        command.arg(self.key(sale, "out")).arg("-").arg("+").arg("COUNT").arg(limit);
+        let rows: Vec<(String, Vec<String>)> = self.send(command).await?;
+        rows.iter().map(|(id, fields)| parse_entry(id, fields).ok_or(GateError::Lost)).collect()
+    }
+
+    fn find(&self, sale: SaleId) -> Option<Arc<OpenSale>> {
+        self.sales.read().get(&sale).cloned()
+    }
+
+    fn key(&self, sale: SaleId, part: &str) -> String {
+        format!("stampede:{}:{{{sale}}}:{part}", self.ledger)
+    }
+
+    /// The channel on which nodes listen for sales that have been reset.
+    pub fn channel(&self) -> String {
+        format!("stampede:{}:sales", self.ledger)
+    }
+
+    async fn call<T: FromRedisValue>(&self, script: &Script, keys: &[String], args: &[String]) -> Result<T, GateError> {
+        let reply = self.client.eval_sha(script, keys, args).await.map_err(|error| match error {
+            EvalShaError::NoScript => GateError::Lost,
+            EvalShaError::Command(error) => unanswered(&error),
+        })?;
+        if matches!(&reply, Value::BulkString(text) if text == b"lost") {
+            return Err(GateError::Lost);
+        }
+        read(reply)
+    }
+
+    async fn send<T: FromRedisValue>(&self, command: redis::Cmd) -> Result<T, GateError> {
+        read(self.client.send(command).await.map_err(|error| unanswered(&error))?)
+    }
+
+    /// Loads marks under a key of their own, to be renamed by `open`.
+    async fn load(&self, key: &str, epoch: Epoch, marks: &[(UserId, OrderId)]) -> Result<(), GateError> {
+        let mut delete = redis::cmd("DEL");
+        delete.arg(key);
+        let _deleted: i64 = self.send(delete).await?;
+        let mut first = redis::cmd("HSET");
+        first.arg(key).arg("#epoch").arg(epoch.0);
+        let _added: i64 = self.send(first).await?;
+        for chunk in marks.chunks(LOAD_BATCH) {
+            let mut command = redis::cmd("HSET");
+            command.arg(key);
+            for (user, order) in chunk {
+                command.arg(user.to_string()).arg(order.to_string());
+            }
+            let _added: i64 = self.send(command).await?;
+        }
+        let mut expire = redis::cmd("EXPIRE");
+        expire.arg(key).arg(LOAD_TTL_S);
+        let _set: i64 = self.send(expire).await?;
+        Ok(())
+    }
+}
+
+fn parse_entry(id: &str, fields: &[String]) -> Option<Entry> {
+    let [_, first, _, at, orders @ ..] = fields else { return None };
+    let (first, at): (i64, i64) = (first.parse().ok()?, at.parse().ok()?);
+    let order = |(seq, pair): (i64, &[String])| {
+        let [user, order] = pair else { return None };
+        Some(Admitted { order: order.parse().ok()?, user: user.parse().ok()?, seq, at: Timestamp::from_ms(at) })
+    };
+    let orders = (first..).zip(orders.chunks(2)).map(order).collect::<Option<Vec<_>>>()?;
+    Some(Entry { id: EntryId::parse(id)?, orders })
+}
+
+fn read<T: FromRedisValue>(reply: Value) -> Result<T, GateError> {
+    T::from_redis_value(reply).map_err(|error| {
+        tracing::error!(%error, "the gate returned an unexpected reply");
+        GateError::Unanswered
+    })
+}
+
+fn unanswered(error: &CommandError) -> GateError {
+    match error {
+        CommandError::NotSent(_) => GateError::NotSent,
+        CommandError::Unknown(_) => GateError::Unanswered,
+        // A script that fails half-way may have written.
+        CommandError::Refused(error) => {
+            tracing::error!(%error, "the gate refused a command");
+            GateError::Unanswered
+        }
+    }
+}
+
+#[async_trait]
+impl Gate for RedisGate {
+    /// Redis uses its own clock, so `now` is not used.
+    async fn admit(
+        &self,
+        sale: SaleId,
+        requests: &[AdmitRequest],
+        _now: Timestamp,
+    ) -> Result<Option<Vec<Decision>>, GateError> {
+        Ok(self.admit_batch(sale, requests).await?.map(|(decisions, _)| decisions))
+    }
+
+    async fn release(&self, sale: SaleId, releases: &[Release]) -> Result<Vec<bool>, GateError> {
+        let Some(open) = self.find(sale) else { return Ok(vec![false; releases.len()]) };
+        let mut args = vec![open.epoch.0.to_string(), self.channel(), sale.to_string()];
+        for Release { user, order, existing } in releases {
+            args.push(user.to_string());
+            args.push(order.to_string());
+            args.push(existing.map(|order| order.to_string()).unwrap_or_default());
+        }
+        let released: Vec<i64> =
+            self.call(&self.scripts.release, &[self.key(sale, "sale"), self.key(sale, "live")], &args).await?;
+        Ok(released.into_iter().map(|released| released == 1).collect())
+    }
+
+    async fn edit(&self, sale: &Sale) -> Result<Option<u32>, GateError> {
+        let Some(open) = self.find(sale.id) else { return Ok(None) };
+        let args = [
+            open.epoch.0.to_string(),
+            sale.ver.to_string(),
+            sale.cap.to_string(),
+            sale.window.begin.ms().to_string(),
+            sale.window.end.ms().to_string(),
+            sale.status.as_str().to_owned(),
+            self.channel(),
+            sale.id.to_string(),
+        ];
+        let keys = [self.key(sale.id, "sale"), self.key(sale.id, "live")];
+        self.call(&self.scripts.edit, &keys, &args).await.map(Some)
+    }
+
+    async fn open(&self, loaded: LoadedSale) -> Result<(), GateError> {
+        let LoadedSale { sale, marks } = loaded;
+        let loading = self.key(sale.id, &format!("load:{}", sale.epoch.0));
+        self.load(&loading, sale.epoch, &marks).await?;
+        let keys = [self.key(sale.id, "sale"), self.key(sale.id, "live"), self.key(sale.id, "out"), loading];
+        let args = [
+            sale.epoch.0.to_string(),
+            marks.len().to_string(),
+            sale.ver.to_string(),
+            sale.cap.to_string(),
+            sale.window.begin.ms().to_string(),
+            sale.window.end.ms().to_string(),
+            sale.status.as_str().to_owned(),
+            sale.price.cents().to_string(),
+            GROUP.to_owned(),
+            self.channel(),
+            sale.id.to_string(),
+        ];
+        let opened: i64 = self.call(&self.scripts.open, &keys, &args).await?;
+        if opened < 0 {
+            return Err(GateError::Lost);
+        }
+        self.adopt(sale.id, sale.epoch);
+        Ok(())
+    }
+
+    async fn snapshot(&self, sale: SaleId) -> Result<Option<Snapshot>, GateError> {
+        let Some(open) = self.find(sale) else { return Ok(None) };
+        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        // Read before the call: an admission that is answered during the call raises it.
+        let seen_seq = open.seen_seq.load(Ordering::Relaxed);
+        type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32);
+        let (ver, state, begin, end, cap, _generation, seq, marks, _entries, pending): Reply =
+            self.call(&self.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
+        if seq < seen_seq {
+            return Err(GateError::Lost);
+        }
+        let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
+        let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
+        Ok(Some(Snapshot { ver, status, window, cap, marks, settled: marks.saturating_sub(pending) }))
+    }
+
+    async fn digest(&self, sale: SaleId) -> Result<Option<(Snapshot, u64)>, GateError> {
+        let (Some(snapshot), Some(marks)) = (self.snapshot(sale).await?, self.marks(sale).await?) else {
+            return Ok(None);
+        };
+        Ok(Some((snapshot, mark_digest(marks.into_iter()))))
+    }
+
+    async fn marks(&self, sale: SaleId) -> Result<Option<Vec<(UserId, OrderId)>>, GateError> {
+        if self.find(sale).is_none() {
+            return Ok(None);
+        }
+        let mut command = redis::cmd("HGETALL");
+        command.arg(self.key(sale, "live"));
+        let fields: Vec<(String, String)> = self.send(command).await?;
+        let marks = fields.iter().filter(|(user, _)| user != "#epoch");
+        let parse = |(user, order): &(String, String)| Some((user.parse().ok()?, order.parse().ok()?));
+        marks.map(parse).collect::<Option<Vec<_>>>().ok_or(GateError::Lost).map(Some)
+    }
+}
+
+impl fmt::Debug for RedisGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisGate").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,150 @@
+//! What gates with an outbox must do, and what they must notice.
+
+use stampede_core::ports::gate::AdmitRequest;
+use stampede_core::ports::{Gate, GateError, LoadedSale};
+use stampede_core::*;
+use stampede_gate::RedisGate;
+use stampede_testkit::lua;
+use stampede_testkit::redis as server;
+
+use crate::conformance::{id, request, sale};
+use crate::redis_gate;
+
+async fn open(gate: &RedisGate, cap: u32, marks: Vec<(UserId, OrderId)>, epoch: i64) {
+    let sale = Sale { epoch: Epoch(epoch), ..sale(cap, 1, SaleStatus::OnSale) };
+    gate.open(LoadedSale { sale, marks }).await.unwrap();
+}
+
+async fn started(ledger: &str) -> (stampede_testkit::Server, RedisGate) {
+    let server = server::start().unwrap();
+    let gate = redis_gate(server.port(), ledger, 1);
+    gate.load_scripts().await.unwrap();
+    (server, gate)
+}
+
+async fn admissions(gate: &RedisGate, requests: &[AdmitRequest]) -> Result<Vec<Admission>, GateError> {
+    let decisions = gate.admit(id(), requests, SystemClock.now()).await?.unwrap();
+    Ok(decisions.iter().map(|decision| decision.admission).collect())
+}
+
+#[test]
+fn script_headers_match_their_scripts() {
+    assert_eq!(lua::check_headers(concat!(env!("CARGO_MANIFEST_DIR"), "/src/redis/lua")).unwrap(), 8);
+}
+
+#[tokio::test]
+async fn an_admitted_batch_is_one_entry_until_it_is_settled() {
+    let (_server, gate) = started("a").await;
+    open(&gate, 3, Vec::new(), 1).await;
+    let batch = [request(1, 11), request(2, 21), request(1, 12)];
+    let (decisions, entry) = gate.admit_batch(id(), &batch).await.unwrap().unwrap();
+    let entry = entry.unwrap();
+    assert_eq!((decisions[0].seq, decisions[1].seq), (1, 2));
+    let entries = gate.entries(id(), 10).await.unwrap();
+    assert_eq!(entries.len(), 1);
+    assert_eq!(entries[0].id, entry);
+    let orders: Vec<_> = entries[0].orders.iter().map(|o| (o.user.get(), o.order.get(), o.seq, o.at)).collect();
+    assert_eq!(orders, [(1, 11, 1, decisions[0].at), (2, 21, 2, decisions[0].at)]);
+    let snapshot = gate.snapshot(id()).await.unwrap().unwrap();
+    assert_eq!((snapshot.marks, snapshot.settled), (2, 0));
+
+    // A batch without a new order makes no entry.
+    assert_eq!(gate.admit_batch(id(), &[request(1, 11)]).await.unwrap().unwrap().1, None);
+
+    for _ in 0..2 {
+        gate.settle_entries(id(), &[entry]).await.unwrap();
+        let snapshot = gate.snapshot(id()).await.unwrap().unwrap();
+        assert_eq!((snapshot.marks, snapshot.settled), (2, 2), "settling again changes nothing");
+    }
+    assert_eq!(gate.entries(id(), 10).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_full_outbox_refuses_new_orders_only() {
+    let server = server::start().unwrap();
+    let client =
+        stampede_redis::Client::new(server::url(server.port()).into(), crate::TIMEOUT, crate::TIMEOUT).unwrap();
+    let gate = RedisGate::new(client.into(), "a", 1, 1);
+    gate.load_scripts().await.unwrap();
+    open(&gate, 3, Vec::new(), 1).await;
+    let (_, entry) = gate.admit_batch(id(), &[request(1, 11)]).await.unwrap().unwrap();
+    let held = Admission::AlreadyHas(OrderId::new(11).unwrap());
+    assert_eq!(admissions(&gate, &[request(2, 21), request(1, 12)]).await.unwrap(), [Admission::Busy, held]);
+    gate.settle_entries(id(), &[entry.unwrap()]).await.unwrap();
+    let admitted = Admission::Admitted(OrderId::new(21).unwrap());
+    assert_eq!(admissions(&gate, &[request(2, 21)]).await.unwrap(), [admitted]);
+}
+
+#[tokio::test]
+async fn every_loss_of_memory_is_noticed() {
+    let losses: [(&str, &[&str]); 5] = [
+        ("the scripts", &["script", "flush"]),
+        ("the sale", &["del", "stampede:a:{1}:sale"]),
+        ("the marks", &["del", "stampede:a:{1}:live"]),
+        ("the outbox", &["del", "stampede:a:{1}:out"]),
+        ("admissions", &["hset", "stampede:a:{1}:sale", "seq", "0"]),
+    ];
+    for (what, command) in losses {
+        let (server, gate) = started("a").await;
+        open(&gate, 3, Vec::new(), 1).await;
+        admissions(&gate, &[request(1, 11)]).await.unwrap();
+        server::ask(server.port(), command).unwrap();
+        assert_eq!(admissions(&gate, &[request(2, 21)]).await, Err(GateError::Lost), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn an_edit_after_a_loss_of_memory_writes_nothing() {
+    let (server, gate) = started("a").await;
+    open(&gate, 3, Vec::new(), 1).await;
+    server::ask(server.port(), &["del", "stampede:a:{1}:live"]).unwrap();
+    assert_eq!(gate.edit(&sale(1, 9, SaleStatus::OnSale)).await, Err(GateError::Lost));
+    assert_eq!(gate.snapshot(id()).await, Err(GateError::Lost));
+    assert_eq!(server::ask(server.port(), &["hget", "stampede:a:{1}:sale", "ver"]).unwrap(), "1");
+}
+
+#[tokio::test]
+async fn a_closed_sale_is_opened_by_a_higher_epoch_only() {
+    let (server, old) = started("a").await;
+    open(&old, 3, Vec::new(), 1).await;
+    admissions(&old, &[request(1, 11)]).await.unwrap();
+
+    let new = redis_gate(server.port(), "a", 2);
+    new.load_scripts().await.unwrap();
+    assert!(new.close(id(), Epoch(1)).await.unwrap());
+    assert_eq!(admissions(&old, &[request(2, 21)]).await, Err(GateError::Lost));
+    assert!(!old.close(id(), Epoch(1)).await.unwrap(), "an older incarnation cannot close it");
+
+    let mark = (UserId::new(1).unwrap(), OrderId::new(11).unwrap());
+    open(&new, 3, vec![mark], 1).await;
+    assert_eq!(admissions(&new, &[request(2, 21)]).await, Err(GateError::Lost), "the epoch has to rise");
+    open(&new, 3, vec![mark], 2).await;
+    let held = Admission::AlreadyHas(mark.1);
+    assert_eq!(admissions(&new, &[request(1, 12)]).await.unwrap(), [held]);
+    assert_eq!(admissions(&old, &[request(2, 21)]).await, Err(GateError::Lost), "the old incarnation stays out");
+    open(&old, 3, Vec::new(), 3).await;
+    assert_eq!(admissions(&new, &[request(1, 12)]).await.unwrap(), [held], "an older incarnation cannot open it");
+}
+
+#[tokio::test]
+async fn installations_on_one_server_do_not_meet() {
+    let (server, one) = started("a").await;
+    let other = redis_gate(server.port(), "b", 1);
+    open(&one, 1, Vec::new(), 1).await;
+    open(&other, 1, Vec::new(), 1).await;
+    let admitted = |order| Admission::Admitted(OrderId::new(order).unwrap());
+    assert_eq!(admissions(&one, &[request(1, 11)]).await.unwrap(), [admitted(11)]);
+    assert_eq!(admissions(&other, &[request(1, 12)]).await.unwrap(), [admitted(12)]);
+}
+
+#[tokio::test]
+async fn a_sale_is_removed_once_its_outbox_is_empty() {
+    let (server, gate) = started("a").await;
+    open(&gate, 3, Vec::new(), 1).await;
+    let (_, entry) = gate.admit_batch(id(), &[request(1, 11)]).await.unwrap().unwrap();
+    assert!(!gate.remove(id()).await.unwrap());
+    gate.settle_entries(id(), &[entry.unwrap()]).await.unwrap();
+    assert!(gate.remove(id()).await.unwrap());
+    assert_eq!(server::ask(server.port(), &["dbsize"]).unwrap(), "0");
+    assert_eq!(gate.admit(id(), &[request(1, 12)], SystemClock.now()).await.unwrap(), None);
+}
