@@ -1,25 +1,25 @@
-# Two commands do everything: `make run` and `make test`.
+# The two main commands: `make run` and `make test`.
 
 CARGO ?= cargo
 MINUTES ?= 10
 
-# What the tests build: everything, with failpoints, in one profile.
+# What the tests build: the whole workspace with failpoints.
 TESTED = --workspace --features stampede-cli/failpoints
 
 # The modules of the end-to-end tests, for `make soak ONLY=name`.
-END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs %/history.rs,$(wildcard crates/cli/tests/it/*.rs)))))
+END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs,$(wildcard crates/cli/tests/it/*.rs)))))
 
 .PHONY: help run test lint soak chaos bench deps
 
 help:
 	@echo "make run              build and serve the tier solo with demo data on http://127.0.0.1:8080/"
-	@echo "make test             format, lints, documentation and all tests with small counts (installs what is missing)"
-	@echo "make lint             format, lints and documentation alone"
-	@echo "make soak             all tests with their full counts, release build (up to an hour)"
+	@echo "make test             format, lints, documentation and all tests with few repetitions (installs missing servers)"
+	@echo "make lint             format, lints and documentation only"
+	@echo "make soak             all tests with full repetitions, release build (up to an hour)"
 	@echo "make soak ONLY=name   a part of them: a crate (lock, cache, ledger, engine, http, …) or a module of the end-to-end tests"
 	@echo "                      ($(END_TO_END))"
 	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed, CHAOS_SEED=n replays it"
-	@echo "make bench            measure and prove the tier solo; the report goes to target/bench"
+	@echo "make bench            load test of the tier solo with verification; the report is written to target/bench"
 	@echo "make deps             licences, sources and known advisories of all dependencies (installs cargo-deny)"
 
 run:

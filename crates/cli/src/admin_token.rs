@@ -1,4 +1,4 @@
-//! The tokens of administrators: those that the server accepts, and the one that `bench` and `check` send.
+//! The tokens of administrators: those that the server accepts, and the one that `bench`, `check` and `quarantine` send.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use stampede_http::{AdminToken, Role};
 use crate::settings::{Settings, TokenSetting};
 
 const VARIABLE: &str = "STAMPEDE_ADMIN_TOKEN";
-/// The name of the administrator whose token is in the environment, in `admin.token_file` or in the data folder.
+/// The name of the administrator whose token is in the environment, in `admin.token_file` or in the data directory.
 const FIRST: &str = "admin";
 
-/// Is the token in the data folder the one that counts?
+/// Whether the first administrator's token is the one in the data directory.
 pub fn is_in_data_dir(settings: &Settings) -> bool {
     std::env::var_os(VARIABLE).is_none() && settings.admin_token_file().is_none()
 }
 
-/// Reads the token of every administrator. Also says where the first one's token is, to be shown.
+/// Reads the token of every administrator. Also returns where the first one's token comes from, for the banner.
 pub fn read_all(settings: &Settings, in_data_dir: &Path) -> anyhow::Result<(Vec<AdminToken>, String)> {
     let accept = |name: &str, role, token: &str, source: &str| {
         AdminToken::new(name, role, token)
@@ -68,8 +68,8 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// The token that `bench` and `check` send. Never a command-line value: those are visible to every user of the machine and stay
-/// in the shell's history.
+/// Where the token to send comes from. It is never an argument: those are visible to every user of the machine and stay in the
+/// shell's history.
 #[derive(Debug, Args)]
 pub struct AdminTokenSource {
     /// A file with the token of an administrator of the target [default: the environment variable STAMPEDE_ADMIN_TOKEN]
@@ -88,7 +88,7 @@ impl AdminTokenSource {
             },
         };
         if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
-            bail!("the admin token from {source} must be visible ASCII characters without spaces");
+            bail!("the admin token from {source} must consist of visible ASCII characters without spaces");
         }
         Ok(token)
     }

@@ -1,4 +1,4 @@
-//! `stampede bench`: load that proves.
+//! `stampede bench`: a load test with verification.
 
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal as _, Write as _};
@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rand::RngExt as _;
 use stampede_ledger::Database;
 use stampede_proof::bench::{self, Options, Progress};
-use stampede_proof::generator::Pulse;
+use stampede_proof::generator::RunClock;
 use stampede_proof::history;
 use stampede_proof::report::Report;
 use stampede_proof::servers::{Server, mariadb, postgres};
@@ -26,70 +26,70 @@ use crate::settings::Tier;
 
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// Where buyers go, such as http://127.0.0.1:8080, of a system that runs; it must have allow_load_test set
+    /// The address for buyers of a running system, such as http://127.0.0.1:8080; allow_load_test must be set there
     #[arg(long, value_name = "URL", conflicts_with_all = ["tier", "nodes", "private_servers", "kill", "data_dir"])]
     target: Option<String>,
 
-    /// Where administrators go [default: the target]
+    /// The address for administrators [default: the target]
     #[arg(long, value_name = "URL", requires = "target")]
     admin: Option<String>,
 
     #[command(flatten)]
     admin_token: AdminTokenSource,
 
-    /// Start a system of this tier, as real processes, and stop it afterwards
+    /// Start a system of this tier as separate processes, and stop it afterwards
     #[arg(long, default_value = "solo")]
     tier: String,
 
-    /// The ledger: a URL; with --private-servers also just mariadb or postgres [default: embedded SQLite]
+    /// The URL of the ledger's database; with --private-servers: mariadb or postgres [default: embedded SQLite]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
-    /// Start a private MariaDB or PostgreSQL for this run, if it is installed
+    /// Start a private MariaDB or PostgreSQL for this run; it must be installed
     #[arg(long, requires = "database")]
     private_servers: bool,
 
-    /// How many processes share the ledger; more than one needs MariaDB, MySQL or PostgreSQL
+    /// Number of processes that share the ledger; more than one needs MariaDB, MySQL or PostgreSQL
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     nodes: u16,
 
-    /// How many people there are; in the phase "orders" each of them gets one, sale after sale
+    /// Number of buyers; in the phase "orders", each of them gets one order per sale
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
     buyers: u32,
 
-    /// How many there are to be had in the storm
+    /// Stock in the storm
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     stock: u32,
 
-    /// How often each buyer tries in the storm
+    /// Attempts per buyer in the storm
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     tries: u32,
 
-    /// Connections, with one request under way on each
+    /// Number of connections, with one request at a time on each
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
 
-    /// Open loop: so many requests a second, whether the server keeps up or not; latency counts from when each was due
+    /// Open loop: requests per second, independent of the server's speed; latency counts from the scheduled time
     #[arg(long, value_name = "PER_SECOND")]
     rate: Option<f64>,
 
-    /// How long each kind of request is measured in all
+    /// Total time for which each kind of request is measured
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
 
-    /// How long the storm lasts at least
+    /// Minimum duration of the storm
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     storm_seconds: f64,
 
-    /// Who comes when; printed, so that a run can be repeated [default: random]
+    /// Seed of the random order of buyers; it is printed, so that a run can be repeated [default: random]
     #[arg(long)]
     seed: Option<u64>,
 
-    /// Kill every node with SIGKILL once in the middle of the storm, and start it again
+    /// Kill every node with SIGKILL once during the storm, and start it again
     #[arg(long)]
     kill: bool,
 
-    /// Where the nodes keep their data while they run [default: a temporary folder here]
+    /// Directory for the data of the nodes [default: a temporary directory in the current one]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -97,38 +97,38 @@ pub struct Bench {
     #[arg(long)]
     json: bool,
 
-    /// Write report.html, rates.svg, slowest.svg and report.json into this folder
+    /// Write report.html, rates.svg, slowest.svg and report.json to this directory
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 
-    /// Write everything that was asked and heard into this file, one JSON object a line; `stampede check --history` reads it
+    /// Write every attempt and its response to this file, one JSON object per line, for `stampede check --history`
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
 }
 
-/// The address that a URL names. Load goes over plain HTTP: what is measured is the server, not TLS.
+/// Resolves the host and port of a URL. Load tests use plain HTTP, so that they do not measure TLS.
 pub fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
     let rest =
         url.strip_prefix("http://").with_context(|| format!("{url:?} is not a URL such as http://127.0.0.1:8080"))?;
     let host = rest.split('/').next().unwrap_or_default();
     let host = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
     host.to_socket_addrs()
-        .with_context(|| format!("cannot find {host}"))?
+        .with_context(|| format!("cannot resolve {host}"))?
         .next()
-        .with_context(|| format!("cannot find {host}"))
+        .with_context(|| format!("cannot resolve {host}"))
 }
 
-/// A running system, and what must stay for as long as it runs.
+/// A running system, and the resources that it needs.
 struct Running {
     system: System,
     tier: String,
     _server: Option<Server>,
-    _folder: Option<tempfile::TempDir>,
+    _directory: Option<tempfile::TempDir>,
 }
 
 impl Bench {
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        // The crowd has threads of its own; this one only waits.
+        // The load generator has its own threads; this one only waits.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.measure())
     }
@@ -144,7 +144,7 @@ impl Bench {
             bail!("--storm-seconds must be between 0 and 3600");
         }
         let mut running = match &self.target {
-            Some(target) => self.aim(target).await?,
+            Some(target) => self.attach(target).await?,
             None => self.start().await?,
         };
         let seed = self.seed.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
@@ -159,25 +159,25 @@ impl Bench {
             storm: Duration::from_secs_f64(self.storm_seconds),
             kill: self.kill,
         };
-        let pulse = Pulse::new();
-        let bar = Bar::start(&pulse, self.json);
-        let done = bench::run(&mut running.system, options, &pulse, &bar).await;
+        let clock = RunClock::new();
+        let bar = Bar::start(&clock, self.json);
+        let done = bench::run(&mut running.system, options, &clock, &bar).await;
         bar.finish();
-        let (mut report, heard) = done.with_context(|| format!("seed {seed}"))?;
+        let (mut report, history) = done.with_context(|| format!("seed {seed}"))?;
         report.tier.clone_from(&running.tier);
-        // Before the nodes stop: the last one to close a database of SQLite puts its log in order, and that is theirs to do.
+        // Closed before the nodes stop: the last connection to an SQLite database checkpoints its log, and that should be a node's.
         if let Some(ledger) = running.system.ledger.take() {
             ledger.close().await;
         }
         for node in running.system.nodes.drain(..) {
-            node.stop().context("a node did not stop well")?;
+            node.stop().context("a node did not stop cleanly")?;
         }
         if let Some(path) = &self.history {
             let file = File::create(path).with_context(|| path.display().to_string())?;
-            history::write(&heard, BufWriter::new(file)).with_context(|| path.display().to_string())?;
+            history::write(&history, BufWriter::new(file)).with_context(|| path.display().to_string())?;
         }
-        if let Some(folder) = &self.report {
-            write_report(&report, folder).with_context(|| folder.display().to_string())?;
+        if let Some(directory) = &self.report {
+            write_report(&report, directory).with_context(|| directory.display().to_string())?;
         }
         let mut out = std::io::stdout().lock();
         if self.json {
@@ -188,8 +188,8 @@ impl Bench {
         Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// A system that somebody else runs.
-    async fn aim(&self, target: &str) -> anyhow::Result<Running> {
+    /// Uses a system that is already running.
+    async fn attach(&self, target: &str) -> anyhow::Result<Running> {
         let address = address_of(target)?;
         let admin = self.admin.as_deref().map_or(Ok(address), address_of)?;
         let token = self.admin_token.read()?;
@@ -198,20 +198,23 @@ impl Bench {
             None => None,
         };
         let system = System { addresses: vec![address], admins: vec![admin], token, nodes: Vec::new(), ledger };
-        Ok(Running { system, tier: "target".to_owned(), _server: None, _folder: None })
+        Ok(Running { system, tier: "target".to_owned(), _server: None, _directory: None })
     }
 
-    /// A system of our own.
+    /// Starts the nodes of a new system.
     async fn start(&self) -> anyhow::Result<Running> {
         if self.tier != Tier::Solo.as_str() {
-            bail!("there is no tier {:?}; there is: {}", self.tier, Tier::Solo.as_str());
+            bail!("unknown tier {:?}; available: {}", self.tier, Tier::Solo.as_str());
         }
-        let folder = match &self.data_dir {
+        let directory = match &self.data_dir {
             Some(_) => None,
             None => Some(tempfile::Builder::new().prefix("stampede-bench-").tempdir_in(".")?),
         };
-        let data =
-            folder.as_ref().map(tempfile::TempDir::path).or(self.data_dir.as_deref()).context("no data folder")?;
+        let data = directory
+            .as_ref()
+            .map(tempfile::TempDir::path)
+            .or(self.data_dir.as_deref())
+            .context("no data directory")?;
         let (server, url) = self.database()?;
         if self.nodes > 1 && url.is_none() {
             bail!("--nodes needs a database that processes can share: --database mysql://… or postgres://…");
@@ -229,7 +232,7 @@ impl Bench {
         let ledger = Some(stampede_ledger::open_read_only(&database).await?);
         let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
         let system = System { admins: addresses.clone(), addresses, token, nodes, ledger };
-        Ok(Running { system, tier: self.tier.clone(), _server: server, _folder: folder })
+        Ok(Running { system, tier: self.tier.clone(), _server: server, _directory: directory })
     }
 
     fn database(&self) -> anyhow::Result<(Option<Server>, Option<String>)> {
@@ -248,7 +251,7 @@ impl Bench {
             (true, _) => bail!("--private-servers needs --database mariadb or --database postgres"),
             (false, Some(url)) => {
                 if matches!(Database::parse(url)?, Database::Sqlite(_)) {
-                    bail!("for embedded SQLite give --data-dir, or nothing");
+                    bail!("for embedded SQLite, use --data-dir or no option");
                 }
                 Ok((None, Some(url.to_owned())))
             }
@@ -257,7 +260,7 @@ impl Bench {
     }
 }
 
-/// A node that lets load tests in, and a crowd of them from one address.
+/// The command of a node that allows load tests, with limits that one address does not reach.
 fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<&str>, token: &str) -> Command {
     let mut command = Command::new(program);
     let listen = listen.map_or_else(|| "127.0.0.1:0".to_owned(), |address| address.to_string());
@@ -287,22 +290,22 @@ fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<
     command
 }
 
-fn write_report(report: &Report, folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    std::fs::write(folder.join("report.html"), report.html())?;
-    std::fs::write(folder.join("rates.svg"), report.rates_svg())?;
-    std::fs::write(folder.join("slowest.svg"), report.slowest_svg())?;
-    std::fs::write(folder.join("report.json"), serde_json::to_string_pretty(report)?)?;
+fn write_report(report: &Report, directory: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    std::fs::write(directory.join("report.html"), report.html())?;
+    std::fs::write(directory.join("rates.svg"), report.rates_svg())?;
+    std::fs::write(directory.join("slowest.svg"), report.slowest_svg())?;
+    std::fs::write(directory.join("report.json"), serde_json::to_string_pretty(report)?)?;
     Ok(())
 }
 
-/// What is going on, and how fast, on standard error.
+/// The current phase and the rate, on standard error.
 struct Bar {
     bar: ProgressBar,
 }
 
 impl Bar {
-    fn start(pulse: &Arc<Pulse>, quiet: bool) -> Self {
+    fn start(clock: &Arc<RunClock>, quiet: bool) -> Self {
         if quiet || !std::io::stderr().is_terminal() {
             return Self { bar: ProgressBar::hidden() };
         }
@@ -310,16 +313,16 @@ impl Bar {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise}  {prefix:<12} {msg}") {
             bar.set_style(style);
         }
-        let (shown, pulse) = (bar.clone(), pulse.clone());
+        let (shown, clock) = (bar.clone(), clock.clone());
         std::thread::spawn(move || {
-            let (mut at, mut answers) = (Instant::now(), 0);
+            let (mut at, mut responses) = (Instant::now(), 0);
             while !shown.is_finished() {
                 tick();
-                let (now, all) = (Instant::now(), pulse.answers.load(Ordering::Relaxed));
-                #[expect(clippy::cast_precision_loss, reason = "answers of a quarter of a second")]
-                let rate = (all - answers) as f64 / now.duration_since(at).as_secs_f64();
-                (at, answers) = (now, all);
-                shown.set_message(format!("{rate:>9.0} answers/s   {all} in all"));
+                let (now, all) = (Instant::now(), clock.responses.load(Ordering::Relaxed));
+                #[expect(clippy::cast_precision_loss, reason = "responses of a quarter of a second")]
+                let rate = (all - responses) as f64 / now.duration_since(at).as_secs_f64();
+                (at, responses) = (now, all);
+                shown.set_message(format!("{rate:>9.0} responses/s   {all} in total"));
                 shown.tick();
             }
         });
@@ -331,7 +334,7 @@ impl Bar {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a thread of its own that shows something four times a second")]
+#[expect(clippy::disallowed_methods, reason = "a separate thread that updates the display four times a second")]
 fn tick() {
     std::thread::sleep(Duration::from_millis(250));
 }
@@ -346,7 +349,7 @@ impl Progress for Bar {
 mod tests {
     use super::*;
 
-    /// The crowd of a load test comes from one address.
+    /// All requests of a load test come from one address.
     #[test]
     fn every_limit_per_address_is_raised() {
         let command = command(Path::new("x"), None, Path::new("data"), None, "token");

@@ -1,4 +1,4 @@
-//! `stampede check`: the invariants, on a live or a stopped system.
+//! `stampede check`: checks the invariants of a running or a stopped system.
 
 use std::fs::File;
 use std::io::{BufReader, Write as _};
@@ -13,7 +13,7 @@ use serde_json::json;
 use stampede_core::SaleId;
 use stampede_core::ports::Ledger;
 use stampede_ledger::Database;
-use stampede_proof::check::{self, Line, Patience, Rules};
+use stampede_proof::check::{Line, Polling, Rules};
 use stampede_proof::history::{self, Attempt};
 use stampede_proof::system::System;
 
@@ -26,36 +26,36 @@ pub struct Check {
     #[command(flatten)]
     flags: Flags,
 
-    /// The administrators' address of a running node, such as http://127.0.0.1:8080; can be given several times, once for each node,
-    /// and every gate is compared. Without it the system is taken for stopped. The ledger is read through the first node, or, with
-    /// --database, --data-dir or --config, from the database itself
+    /// The administration address of a running node, such as http://127.0.0.1:8080; repeat it once per node to compare every gate.
+    /// Without it the system is assumed to be stopped. The ledger is read through the first node, or, with --database, --data-dir
+    /// or --config, from the database
     #[arg(long, value_name = "URL")]
     target: Vec<String>,
 
     #[command(flatten)]
     admin_token: AdminTokenSource,
 
-    /// What was asked and answered, as `stampede bench --history` writes it
+    /// A recorded history, as written by `stampede bench --history`
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
 
-    /// Only this sale; can be given several times [default: all; with a history those it is about]
+    /// Check only this sale; can be repeated [default: all sales; with a history, the sales in it]
     #[arg(long, value_name = "ID")]
     sale: Vec<SaleId>,
 
-    /// How far the clocks of nodes, database and history may be apart, in milliseconds
+    /// The maximum difference between the clocks of nodes, database and history, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
-    clocks_apart_ms: u64,
+    max_clock_skew_ms: u64,
 
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// A live system is looked at again and again: orders are on their way all the time, and only what persists counts.
-const LOOKS: Patience = Patience { lasting: Duration::from_secs(5), every: Duration::from_millis(250) };
-/// Several nodes learn of each other's orders a little later.
-const LOOKS_AT_NODES: Patience = Patience { lasting: Duration::from_secs(10), every: Duration::from_millis(500) };
+/// A running system is polled: orders are being recorded all the time, and only findings that persist count.
+const ONE_NODE: Polling = Polling { duration: Duration::from_secs(5), interval: Duration::from_millis(250) };
+/// Nodes see each other's orders with a delay.
+const SEVERAL_NODES: Polling = Polling { duration: Duration::from_secs(10), interval: Duration::from_millis(500) };
 
 /// An invariant is violated.
 const VIOLATED: u8 = 1;
@@ -73,7 +73,7 @@ impl Check {
 
     fn print(&self) -> anyhow::Result<u8> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let (sales, lines) = runtime.block_on(self.look())?;
+        let (sales, lines) = runtime.block_on(self.check())?;
         let (failed, checked) = (lines.iter().any(Line::failed), lines.iter().any(Line::checked));
         let mut out = std::io::stdout().lock();
         if self.json {
@@ -92,7 +92,7 @@ impl Check {
         })
     }
 
-    async fn look(&self) -> anyhow::Result<(usize, Vec<Line>)> {
+    async fn check(&self) -> anyhow::Result<(usize, Vec<Line>)> {
         let history = self.history.as_ref().map(|path| {
             let file = File::open(path).with_context(|| path.display().to_string())?;
             history::read(BufReader::new(file)).with_context(|| path.display().to_string())
@@ -101,20 +101,15 @@ impl Check {
         if let Some(history) = history.as_mut().filter(|_| !self.sale.is_empty()) {
             history.retain(|attempt| self.sale.contains(&attempt.sale));
         }
-        let rules = Rules { clocks_apart: Duration::from_millis(self.clocks_apart_ms), at_rest: false };
+        let rules = Rules { max_clock_skew: Duration::from_millis(self.max_clock_skew_ms), at_rest: false };
         let system = self.system().await?;
-        let sales = self.chosen(system.sales().await?, history.as_deref());
-        if system.admins.is_empty() {
-            let evidence = system.evidence_of(&sales).await?;
-            return Ok((sales.len(), check::check(&evidence, history.as_deref(), rules)));
-        }
-        let patience = if system.admins.len() > 1 { LOOKS_AT_NODES } else { LOOKS };
-        let gather = async || system.evidence_of(&sales).await;
-        let (evidence, lines) = check::look(patience, rules, history.as_deref(), gather).await?;
+        let sales = self.select_sales(system.sales().await?, history.as_deref());
+        let polling = if system.admins.len() > 1 { SEVERAL_NODES } else { ONE_NODE };
+        let (evidence, lines) = system.check(&sales, polling, rules, history.as_deref()).await?;
         Ok((evidence.len(), lines))
     }
 
-    /// What is to be checked. Without nodes, its database alone.
+    /// The system to check: the running nodes and the database, or the database alone.
     async fn system(&self) -> anyhow::Result<System> {
         let admins = self.target.iter().map(|target| address_of(target)).collect::<anyhow::Result<Vec<_>>>()?;
         let ledger = match admins.is_empty() || self.flags.names_database() {
@@ -138,7 +133,7 @@ impl Check {
         stampede_ledger::open_read_only(&database).await.with_context(|| database.to_string())
     }
 
-    fn chosen(&self, all: Vec<SaleId>, history: Option<&[Attempt]>) -> Vec<SaleId> {
+    fn select_sales(&self, all: Vec<SaleId>, history: Option<&[Attempt]>) -> Vec<SaleId> {
         if !self.sale.is_empty() {
             return self.sale.clone();
         }

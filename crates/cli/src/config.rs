@@ -18,9 +18,9 @@ pub struct Config {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Print every setting as it would be used, without passwords
+    /// Print the effective settings, without passwords
     Show(Given),
-    /// Say whether the settings are right, and exit with 1 if not
+    /// Validate the settings; the exit code is 1 if they are invalid
     Check(Given),
 }
 
@@ -36,7 +36,7 @@ struct Given {
 impl Config {
     pub fn run(self) -> anyhow::Result<()> {
         let (Command::Show(given) | Command::Check(given)) = &self.command;
-        // What can be wrong without opening a database, a token or a port.
+        // Everything that can be validated without opening a database, a token file or a port.
         let settings = Settings::load(&given.flags, &given.serve)?;
         settings.database()?;
         settings.admin_listen()?;
@@ -48,7 +48,7 @@ impl Config {
         }
         let mut out = std::io::stdout().lock();
         match self.command {
-            Command::Check(_) => writeln!(out, "the settings are right")?,
+            Command::Check(_) => writeln!(out, "the settings are valid")?,
             Command::Show(given) => {
                 let mut table: toml::Table = merge(&given.flags, &given.serve)?.try_deserialize()?;
                 if let Some(toml::Value::String(url)) = table.get_mut("database")

@@ -1,6 +1,6 @@
-//! Something to look at: a few shops, and three sales: on now, starting in a minute, sold out.
+//! Demonstration data: a few shops and three sales: open, starting in a minute, sold out.
 //!
-//! Run again on the same data, it adds only what is missing: a sale that was about to start yesterday is over today.
+//! On existing data, only the missing sales are added: yesterday's have ended.
 
 use std::time::Duration;
 
@@ -61,16 +61,16 @@ const OFFERS: [Offer; 3] = [
 pub async fn fill(engine: &Engine) -> anyhow::Result<()> {
     for offer in OFFERS {
         if engine.sales(Some(offer.state), None, 1).is_empty() {
-            let sale = put_up(engine, &offer).await.context("cannot fill the demonstration")?;
+            let sale = create_sale(engine, &offer).await.context("cannot create the demonstration data")?;
             if offer.state == SaleState::SoldOut {
-                sell_out(engine, sale, offer.stock).await.context("cannot fill the demonstration")?;
+                sell_out(engine, sale, offer.stock).await.context("cannot create the demonstration data")?;
             }
         }
     }
     Ok(())
 }
 
-async fn put_up(engine: &Engine, offer: &Offer) -> anyhow::Result<SaleId> {
+async fn create_sale(engine: &Engine, offer: &Offer) -> anyhow::Result<SaleId> {
     let shop =
         NewShop { type_id: ShopTypeId::new(offer.type_id)?, name: offer.shop.into(), address: offer.address.into() };
     let shop = engine.create_shop(shop).await?;
@@ -90,7 +90,7 @@ async fn put_up(engine: &Engine, offer: &Offer) -> anyhow::Result<SaleId> {
     Ok(engine.create_sale(sale).await?.sale.id)
 }
 
-/// Each bought by a test buyer, whom no code is sent to.
+/// Test buyers buy the whole stock; no login codes are sent to them.
 async fn sell_out(engine: &Engine, sale: SaleId, stock: u32) -> anyhow::Result<()> {
     for (buyer, token) in engine.open_test_sessions(0, stock).await? {
         engine.buy(sale, buyer).await?;

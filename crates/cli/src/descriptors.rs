@@ -1,15 +1,15 @@
-//! File descriptors: as many as the system grants, and no more connections than there are descriptors for.
+//! File descriptors: raises the limit of open files and fits the number of connections into it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use stampede_http::ServerConfig;
 use stampede_http::server::MAX_REFUSALS;
 
-/// What the process itself needs: the database's connections or files, listeners, the runtime, the log, the webhook.
-const OWN: u64 = 96;
-/// Fewer connections than this are never set, however low the limit is.
-const LEAST: usize = 16;
+/// Descriptors that are not connections of clients: database, listeners, runtime, log, webhook.
+const RESERVED: u64 = 96;
+/// The minimum number of connections, however low the limit is.
+const MIN_CONNECTIONS: usize = 16;
 
-/// Raises the soft limit of open files to the hard one. The limit now; `None` if there is none.
+/// Raises the soft limit of open files to the hard limit and returns it, or `None` if there is none.
 pub fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -24,17 +24,17 @@ pub fn raise_limit() -> Option<u64> {
     }
 }
 
-/// Lowers the bounds of connections to what the limit of open files has room for, with so many listeners.
+/// Lowers the limits of connections to fit the limit of open files with this many listeners.
 pub fn fit(server: &mut ServerConfig, limit: Option<u64>, listeners: usize) {
     let Some(limit) = limit else { return };
-    let spare = usize::try_from(limit.saturating_sub(OWN)).unwrap_or(usize::MAX);
-    let room = (spare / listeners).saturating_sub(MAX_REFUSALS).max(LEAST);
+    let spare = usize::try_from(limit.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
+    let room = (spare / listeners).saturating_sub(MAX_REFUSALS).max(MIN_CONNECTIONS);
     let wanted = server.max_connections;
     if wanted <= room {
         return;
     }
     server.max_connections = room;
-    // One address keeps its share: otherwise a lower limit would let it take everything.
+    // The limit per address is lowered in proportion, so that one address cannot take all connections.
     let share = server.max_connections_per_address.saturating_mul(room) / wanted;
     server.max_connections_per_address = share.clamp(1, room);
     tracing::warn!(
@@ -42,7 +42,7 @@ pub fn fit(server: &mut ServerConfig, limit: Option<u64>, listeners: usize) {
         wanted,
         max_connections = server.max_connections,
         max_connections_per_address = server.max_connections_per_address,
-        "http.max_connections is lowered: the limit of open files (ulimit -n) has no room for more"
+        "http.max_connections is lowered: the limit of open files (ulimit -n) is too low"
     );
 }
 
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_fit_into_the_limit_and_an_address_keeps_its_share() {
+    fn connection_limits_are_lowered_to_fit_the_file_limit() {
         assert_eq!(fitted(10_000, 1_000, None, 1), (10_000, 1_000));
         assert_eq!(fitted(10_000, 1_000, Some(20_000), 1), (10_000, 1_000));
         assert_eq!(fitted(10_000, 1_000, Some(1_024), 1), (800, 80));

@@ -1,14 +1,15 @@
 //! `stampede`: one binary, one file per subcommand.
 //!
-//! - [`serve`]: the server; [`demo`] fills it with something to look at
-//! - [`sender`], [`webhook`]: bring login codes to phones
-//! - [`mod@bench`]: load that proves; [`check`]: the invariants
+//! - [`serve`]: the server; [`demo`]: demonstration data
+//! - [`sender`], [`webhook`]: deliver login codes
+//! - [`mod@bench`]: the load test; [`check`]: checks the invariants
 //! - [`quarantine`]: orders that could not be recorded
-//! - [`migrate`]: brings the database's tables up to date
-//! - [`config`]: shows or checks the settings; [`completions`]: for shells
-//! - [`settings`]: defaults, file, environment and flags into one value; [`admin_token`]: the tokens of administrators
-//! - [`reload`]: what SIGHUP reads again; [`descriptors`]: how many connections there is room for
-//! - [`redact`]: credentials in URLs are not shown
+//! - [`migrate`]: migrates the database
+//! - [`config`]: shows or checks the settings; [`completions`]: shell completions
+//! - [`settings`]: merges defaults, file, environment and flags; [`admin_token`]: the tokens of administrators
+//! - [`data_dir`]: the data directory; [`session_key`]: the key of session tokens
+//! - [`reload`]: what SIGHUP reloads; [`descriptors`]: the limit of open files
+//! - [`redact`]: removes credentials from URLs
 
 mod admin_token;
 mod bench;
@@ -35,7 +36,7 @@ use clap::{Parser, Subcommand};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A flash-sale engine: never oversells, loses no order it has confirmed.
+/// A flash-sale engine that never oversells and never loses a confirmed order
 #[derive(Debug, Parser)]
 #[command(name = "stampede", version, arg_required_else_help = true)]
 struct Cli {
@@ -50,29 +51,29 @@ enum Command {
     /// Settings come from the compiled-in defaults (config/default.toml in the source), then the file given with --config, then
     /// the environment (STAMPEDE__HTTP__MAX_CONNECTIONS=500 sets http.max_connections), then these flags.
     ///
-    /// SIGTERM and SIGINT stop it gracefully; SIGHUP reads administrator tokens, certificate and key again.
+    /// SIGTERM and SIGINT stop it gracefully; SIGHUP reloads administrator tokens, certificate and key.
     Serve(serve::Serve),
-    /// Bring the database's tables up to date and exit
+    /// Migrate the database and exit
     ///
-    /// `serve` does the same when it starts; this is for doing it beforehand.
+    /// `serve` does the same when it starts.
     Migrate(migrate::Migrate),
-    /// Put a system under load, measure it, and prove that it sold right
+    /// Run a load test and verify the result
     ///
-    /// Starts a system of its own, or aims at one that runs. Three kinds of requests are measured in turns: a route that does
-    /// nothing, orders, and refusals after a sell-out. Then a storm of many more buyers than stock. In the end everything that was
-    /// heard is held against ledger and gate; the exit code is 1 if anything was oversold, undersold, duplicated, lost or wrong.
+    /// Starts a system, or uses a running one. Three kinds of requests are measured in turn: a no-op route, orders, and refusals
+    /// after a sell-out. A storm of many more buyers than stock follows. At the end every response is compared with the ledger and
+    /// the gates; the exit code is 1 if anything was oversold, undersold, duplicated, lost or wrong.
     Bench(bench::Bench),
-    /// Check the invariants of a live or a stopped system
+    /// Check the invariants of a running or a stopped system
     ///
-    /// Reads only; nothing is written or migrated. On a live system a finding counts if every look over several seconds shows it. What
-    /// cannot be checked, such as the gate of a stopped system, is printed as "not checkable", never as passed.
+    /// Nothing is written or migrated. A running system is read repeatedly for several seconds, and only findings that persist count.
+    /// What cannot be checked, such as the gate of a stopped system, is printed as "not checkable", never as passed.
     ///
-    /// Exit codes: 0 every invariant that could be checked holds; 1 an invariant is violated; 2 nothing could be checked (no sales, say),
-    /// or the system or its database could not be read.
+    /// Exit codes: 0: every invariant that could be checked holds; 1: an invariant is violated; 2: nothing could be checked (for
+    /// example because there are no sales), or the system or its database could not be read.
     Check(check::Check),
     /// List, retry or discard orders that could not be recorded
     ///
-    /// Such orders keep their stock until an operator acts. The command speaks to a running server.
+    /// Such orders keep their stock until an operator acts. The command calls a running server.
     Quarantine(quarantine::Quarantine),
     /// Show or check the settings
     Config(config::Config),
@@ -100,7 +101,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            // The whole chain on one line: what failed, and why.
+            // The whole chain of causes on one line.
             eprintln!("stampede: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,6 +1,6 @@
-//! `stampede quarantine`: what an operator does with orders that could not be recorded.
+//! `stampede quarantine`: lists, retries and discards orders that could not be recorded.
 //!
-//! It speaks to a running server, which releases the marks and writes the audit log.
+//! It calls a running server, which releases the marks and writes the audit log.
 
 use std::io::Write as _;
 
@@ -23,13 +23,13 @@ pub struct Quarantine {
 enum Command {
     /// List the orders in quarantine, newest first
     List(Access),
-    /// Show one order and what the database said about it
+    /// Show one order and the error of the database
     Show(One),
-    /// Record the order; do this after its cause is removed
+    /// Record the order, after the cause of the error is removed
     ///
-    /// An order that the sale has no room for by now is rejected. One that the database still rejects stays in quarantine.
+    /// If the sale has no stock left, the order is rejected. If the database still rejects it, it stays in quarantine.
     Retry(One),
-    /// Reject the order for good and give its stock back
+    /// Reject the order permanently and return its stock
     Discard(One),
 }
 
@@ -45,7 +45,7 @@ struct One {
 
 #[derive(Debug, Args)]
 struct Access {
-    /// The administrators' address of the running system
+    /// The administration address of the running system
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     target: String,
 
@@ -74,7 +74,7 @@ impl Quarantine {
 }
 
 impl Access {
-    /// Calls a route below `/admin/v1/quarantine`. A refusal is an error that says why.
+    /// Calls a route below `/admin/v1/quarantine`. A refusal becomes an error with its reason.
     async fn call(&self, path: &str, change: bool) -> anyhow::Result<Value> {
         let (address, token) = (address_of(&self.target)?, self.token.read()?);
         let path = format!("/admin/v1/quarantine{path}");
@@ -95,11 +95,11 @@ impl Access {
         let mut orders = Vec::new();
         let mut page = String::new();
         loop {
-            let mut answer = self.call(&format!("?limit=100{page}"), false).await?;
-            if let Value::Array(found) = answer["orders"].take() {
+            let mut body = self.call(&format!("?limit=100{page}"), false).await?;
+            if let Value::Array(found) = body["orders"].take() {
                 orders.extend(found);
             }
-            match answer["next"].as_str() {
+            match body["next"].as_str() {
                 Some(next) => page = format!("&before={next}"),
                 None => break,
             }
@@ -118,16 +118,16 @@ impl Access {
         Ok(())
     }
 
-    fn show(&self, answer: &Value) -> anyhow::Result<()> {
+    fn show(&self, body: &Value) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
-        match answer {
+        match body {
             Value::Object(members) if !self.json => {
                 for (name, value) in members {
                     let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
                     writeln!(out, "{name:<15} {value}")?;
                 }
             }
-            answer => writeln!(out, "{answer:#}")?,
+            body => writeln!(out, "{body:#}")?,
         }
         Ok(())
     }

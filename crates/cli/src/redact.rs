@@ -1,4 +1,4 @@
-//! Credentials in URLs are not shown: not in logs, not in errors, not by `config show`.
+//! Removes credentials from URLs before they are shown in logs, errors or by `config show`.
 
 use std::fmt;
 
@@ -6,13 +6,13 @@ use serde::Deserialize;
 
 const HIDDEN: &str = "***";
 
-/// A URL that may hold credentials, before an `@` or among its parameters. It is shown without them.
+/// A URL that may contain credentials, before an `@` or in its query. It is displayed without them.
 #[derive(Clone, Default, Deserialize)]
 #[serde(transparent)]
 pub struct SecretUrl(String);
 
 impl SecretUrl {
-    /// With its credentials.
+    /// The URL with its credentials.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -27,7 +27,7 @@ impl From<&str> for SecretUrl {
 impl fmt::Display for SecretUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.split_once(['?', '#']) {
-            // A password that was not encoded may hold either.
+            // A password that is not encoded may contain either character.
             Some((_, rest)) if rest.contains('@') => f.write_str(&without_credentials(&self.0)),
             Some((url, _)) => write!(f, "{}?{HIDDEN}", without_credentials(url)),
             None => f.write_str(&without_credentials(&self.0)),
@@ -41,7 +41,7 @@ impl fmt::Debug for SecretUrl {
     }
 }
 
-/// A text without the credentials of the URLs in it: what is between `://` and the last `@` before the next space or quotation mark.
+/// Removes the credentials of all URLs in a text: what is between `://` and the last `@` before the next space or quotation mark.
 pub fn without_credentials(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! SIGHUP: administrator tokens, certificate and key are read again. What cannot be read stays as it was.
+//! SIGHUP reloads administrator tokens, certificate and key. If reading fails, the old ones stay in use.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::settings::{Flags, ServeFlags, Settings};
 pub struct Reload {
     pub flags: Flags,
     pub serve: ServeFlags,
-    /// The token in the data folder.
+    /// The token in the data directory.
     pub admin_token: PathBuf,
     pub app: Arc<App>,
     /// `None` without TLS.
@@ -21,7 +21,7 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// The settings are read again for the names and files of administrators and of TLS; other settings need a restart.
+    /// Reloads the settings for the names and files of administrators and of TLS; other settings need a restart.
     pub fn run(&self) {
         let settings = match Settings::load(&self.flags, &self.serve) {
             Ok(settings) => settings,
@@ -34,14 +34,14 @@ impl Reload {
             Ok((tokens, first)) => {
                 let administrators = tokens.len();
                 self.app.replace_admin_tokens(tokens);
-                tracing::info!(administrators, first, "SIGHUP: the administrator tokens were read again");
+                tracing::info!(administrators, first, "SIGHUP: the administrator tokens were reloaded");
             }
-            Err(error) => tracing::error!("SIGHUP: the administrator tokens stay as they were: {error:#}"),
+            Err(error) => tracing::error!("SIGHUP: the administrator tokens were not reloaded: {error:#}"),
         }
         match self.reload_certificate(&settings) {
-            Ok(true) => tracing::info!("SIGHUP: the certificate was read again"),
+            Ok(true) => tracing::info!("SIGHUP: the certificate was reloaded"),
             Ok(false) => {}
-            Err(error) => tracing::error!("SIGHUP: the certificate stays as it was: {error:#}"),
+            Err(error) => tracing::error!("SIGHUP: the certificate was not reloaded: {error:#}"),
         }
     }
 
@@ -53,7 +53,7 @@ impl Reload {
                 Ok(true)
             }
             _ => Err(anyhow::anyhow!("the server was started with other settings"))
-                .context("TLS is turned on or off by a restart"),
+                .context("turning TLS on or off needs a restart"),
         }
     }
 }

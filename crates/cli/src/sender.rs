@@ -1,4 +1,4 @@
-//! Login codes on the console, for trying things out.
+//! Prints login codes on the console, for development and demonstrations.
 
 use std::io::Write as _;
 

@@ -14,11 +14,11 @@ use stampede_http::{App, Config, HttpService, Surface, serve};
 use stampede_ledger::Database;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::admin_token;
-use crate::data_dir::{DataDir, hold_database};
+use crate::data_dir::{DataDir, lock_database};
 use crate::demo;
 use crate::descriptors;
 use crate::reload::Reload;
@@ -35,7 +35,7 @@ pub struct Serve {
     #[command(flatten)]
     serve: ServeFlags,
 
-    /// Fill shops and three sales, and show login codes on the console and in the answer; only on a loopback address
+    /// Create demonstration data and show login codes on the console and in the response; only on a loopback address
     #[arg(long)]
     demo: bool,
 }
@@ -58,15 +58,15 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let database = settings.database()?;
     let admin_listen = settings.admin_listen()?;
     if demo && ![Some(settings.listen), admin_listen].iter().flatten().all(|address| address.ip().is_loopback()) {
-        bail!("--demo shows login codes to everybody, so it runs only on a loopback address such as 127.0.0.1:8080");
+        bail!("--demo shows login codes to everyone, so it works only on a loopback address such as 127.0.0.1:8080");
     }
-    // From here on a signal means a graceful stop or a reload, however early it comes.
+    // Installed first, so that an early signal leads to a graceful stop or a reload as well.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let data_dir = DataDir::hold(&settings.data_dir)?;
-    let _held = hold_database(&database)?;
+    let data_dir = DataDir::lock(&settings.data_dir)?;
+    let _lock = lock_database(&database)?;
     if admin_token::is_in_data_dir(&settings) {
-        data_dir.make_admin_token()?;
+        data_dir.create_admin_token()?;
     }
     let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
     let session_keys = session_key::load(&settings.login.session_key_file)?;
@@ -79,13 +79,13 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
         for address in addresses.filter(|address| !address.ip().is_loopback()) {
             tracing::warn!(
                 %address,
-                "login codes, tokens and orders go over the network in plain text: set http.tls_certificate and http.tls_key, or \
-                 put a proxy with TLS in front and name it in http.trusted_proxies"
+                "login codes, tokens and orders are sent over the network unencrypted: set http.tls_certificate and http.tls_key, or \
+                 use a TLS proxy and add it to http.trusted_proxies"
             );
         }
     }
     let (scheme, drain_timeout) = (if server.tls.is_some() { "https" } else { "http" }, server.drain_timeout);
-    // Bound before anything is opened: a port that is taken is the commonest mistake, and this is its quickest answer.
+    // Bound before the database is opened: a port in use is the most common mistake and should be reported at once.
     let listener = bind(settings.listen).await?;
     let admin_listener = match admin_listen {
         Some(address) => Some(bind(address).await?),
@@ -130,13 +130,13 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
 
     let admin_token = data_dir.admin_token();
     let reload = Reload { flags, serve: serve_flags, admin_token, app: app.clone(), certificate };
-    let (stop, stopped) = watch::channel(false);
+    let stop = CancellationToken::new();
     let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
     let service = HttpService::new(app.clone(), surface);
-    let mut servers = vec![tokio::spawn(serve(listener, service, server.clone(), told(&stopped)))];
+    let mut servers = vec![tokio::spawn(serve(listener, service, server.clone(), stop.clone().cancelled_owned()))];
     if let Some(listener) = admin_listener {
         let service = HttpService::new(app.clone(), Surface::Admin);
-        servers.push(tokio::spawn(serve(listener, service, server, told(&stopped))));
+        servers.push(tokio::spawn(serve(listener, service, server, stop.clone().cancelled_owned())));
     }
 
     loop {
@@ -146,14 +146,14 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
             _ = hangup.recv() => reload.run(),
         }
     }
-    tracing::info!("stopping: finishing what is under way");
+    tracing::info!("stopping: finishing open requests");
     app.drain();
-    stop.send_replace(true);
+    stop.cancel();
     for server in servers {
         server.await?;
     }
     if !engine.shut_down(drain_timeout).await {
-        bail!("the ledger did not settle everything in time; the next start will find out what it holds");
+        bail!("not every order was recorded in time; the next start reads the ledger");
     }
     tracing::info!("stopped");
     Ok(())
@@ -166,14 +166,6 @@ fn start_webhook(login: &Login) -> anyhow::Result<Webhook> {
             .context("the webhook needs a secret: set login.webhook_secret_file or STAMPEDE_WEBHOOK_SECRET")?,
     };
     Webhook::start(&login.webhook_url, secret.trim())
-}
-
-fn told(stopped: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + use<> {
-    let mut stopped = stopped.clone();
-    async move {
-        // The sender lives as long as the process.
-        let _ = stopped.wait_for(|&stop| stop).await;
-    }
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -1,11 +1,11 @@
-//! The key that signs session tokens, from the environment or a file. Without either, the ledger keeps one.
+//! The key that signs session tokens, from the environment or a file. Without either, the key in the ledger is used.
 
 use anyhow::{Context as _, bail};
 use stampede_engine::SessionKeys;
 
 const VARIABLE: &str = "STAMPEDE_SESSION_KEY";
 
-/// The current key and perhaps the previous one, from the environment or the file of this name; `None` if neither is given.
+/// Reads the current key and optionally the previous one from the environment or the file; `None` if neither is given.
 pub fn load(file: &str) -> anyhow::Result<Option<SessionKeys>> {
     if let Some(text) = std::env::var_os(VARIABLE) {
         let text = text.into_string().ok().with_context(|| format!("{VARIABLE} is not valid text"))?;
@@ -28,7 +28,7 @@ fn parse(text: &str) -> anyhow::Result<SessionKeys> {
     }
 }
 
-/// Never shown, not even in part.
+/// Errors never contain any part of the key.
 fn key(text: &str) -> anyhow::Result<[u8; 32]> {
     let mut key = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
@@ -39,7 +39,7 @@ fn key(text: &str) -> anyhow::Result<[u8; 32]> {
         *byte = u8::from_str_radix(digits, 16).ok().context("a session key has 64 hexadecimal digits")?;
     }
     if key.iter().all(|byte| *byte == key[0]) {
-        bail!("a session key must be random: make one with `openssl rand -hex 32`");
+        bail!("a session key must be random: create one with `openssl rand -hex 32`");
     }
     Ok(key)
 }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_key_or_two_and_nothing_weak() {
+    fn one_or_two_keys_are_accepted_and_weak_ones_rejected() {
         let (one, two) = ("01".repeat(31) + "ff", "ab".repeat(31) + "cd");
         let keys = parse(&format!("{one}\n")).unwrap();
         assert_eq!((keys.current[0], keys.current[31], keys.previous), (1, 255, None));

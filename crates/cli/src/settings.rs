@@ -1,4 +1,4 @@
-//! Defaults, file, environment and flags into one value. A setting that does not exist is an error that names it.
+//! Merges defaults, file, environment and flags into one value. An unknown setting is an error that names it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ const DEFAULTS: &str = include_str!("../../../config/default.toml");
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// Where to look for settings, and the few that have flags. What is not given keeps its setting.
+/// The settings file, and the settings that have a flag.
 #[derive(Debug, Args)]
 pub struct Flags {
     /// A TOML file with settings
@@ -32,30 +32,30 @@ pub struct Flags {
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
-    /// Where the embedded database and the admin token live [default: data]
+    /// Directory of the embedded database and the admin token [default: data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
 
 impl Flags {
-    /// Was a database named, by whatever flag?
+    /// Whether any flag selects a database.
     pub fn names_database(&self) -> bool {
         self.config.is_some() || self.database.is_some() || self.data_dir.is_some()
     }
 }
 
-/// Flags that only a server has.
+/// Flags of `serve` only.
 #[derive(Debug, Default, Args)]
 pub struct ServeFlags {
-    /// How the parts are put together: solo [default: solo]
+    /// The tier: solo [default: solo]
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
 
-    /// The address buyers come to [default: 127.0.0.1:8080]
+    /// The address for buyers [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
 
-    /// An address of its own for /admin and /metrics [default: the same]
+    /// A separate address for /admin and /metrics [default: the same as --listen]
     #[arg(long, value_name = "ADDR")]
     admin_listen: Option<String>,
 }
@@ -127,7 +127,7 @@ pub struct Admin {
     pub wrong_tokens_per_ip: Limit,
 }
 
-/// One more administrator.
+/// An additional administrator.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenSetting {
@@ -219,7 +219,7 @@ pub struct Log {
     pub format: LogFormat,
 }
 
-/// Defaults, file, environment, flags, one over the other.
+/// Merges defaults, file, environment and flags; later ones take precedence.
 pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config> {
     let mut builder = config::Config::builder().add_source(File::from_str(DEFAULTS, FileFormat::Toml));
     if let Some(path) = &flags.config {
@@ -237,17 +237,17 @@ pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config
     for (setting, value) in given {
         builder = builder.set_override_option(setting, value)?;
     }
-    builder.build().map_err(|error| not_right(&error))
+    builder.build().map_err(|error| invalid(&error))
 }
 
-/// An error about a file may quote the line that it is about.
-fn not_right(error: &config::ConfigError) -> anyhow::Error {
-    anyhow!(without_credentials(&error.to_string())).context("the settings are not right")
+/// The message may quote a line of the file, so credentials are removed.
+fn invalid(error: &config::ConfigError) -> anyhow::Error {
+    anyhow!(without_credentials(&error.to_string())).context("invalid settings")
 }
 
 impl Settings {
     pub fn load(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<Self> {
-        let settings: Self = merge(flags, serve)?.try_deserialize().map_err(|error| not_right(&error))?;
+        let settings: Self = merge(flags, serve)?.try_deserialize().map_err(|error| invalid(&error))?;
         settings.check()?;
         Ok(settings)
     }
@@ -285,16 +285,16 @@ impl Settings {
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
         ];
         if self.buy.max_batch > 4096 {
-            bail!("the settings are not right: buy.max_batch must be at most 4096");
+            bail!("invalid settings: buy.max_batch must be at most 4096");
         }
         if self.login.code_ttl_ms > DAY_MS {
-            bail!("the settings are not right: login.code_ttl_ms must be at most {DAY_MS}");
+            bail!("invalid settings: login.code_ttl_ms must be at most {DAY_MS}");
         }
         if self.login.proof_of_work_bits > 32 {
-            bail!("the settings are not right: login.proof_of_work_bits must be at most 32");
+            bail!("invalid settings: login.proof_of_work_bits must be at most 32");
         }
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
-            bail!("the settings are not right: {name} must be at least 1");
+            bail!("invalid settings: {name} must be at least 1");
         }
         Ok(())
     }
@@ -318,7 +318,7 @@ impl Settings {
         (!self.admin.token_file.is_empty()).then(|| Path::new(&self.admin.token_file))
     }
 
-    /// Administrators beside the first, by name.
+    /// The additional administrators, by name.
     pub fn admin_tokens(&self) -> &BTreeMap<String, TokenSetting> {
         &self.admin.tokens
     }
@@ -334,7 +334,7 @@ impl Settings {
     pub fn tls_files(&self) -> anyhow::Result<Option<(&Path, &Path)>> {
         match (self.http.tls_certificate.as_str(), self.http.tls_key.as_str()) {
             ("", "") => Ok(None),
-            ("", _) | (_, "") => bail!("http.tls_certificate and http.tls_key go together: set both or neither"),
+            ("", _) | (_, "") => bail!("http.tls_certificate and http.tls_key must be set together or not at all"),
             (certificate, key) => Ok(Some((Path::new(certificate), Path::new(key)))),
         }
     }
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_whole() {
+    fn defaults_are_complete() {
         let settings =
             Settings::load(&Flags { config: None, database: None, data_dir: None }, &ServeFlags::default()).unwrap();
         assert_eq!(settings.database().unwrap().to_string(), "sqlite:data/stampede.db");
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_goes_before_a_file_before_the_default() {
+    fn flags_override_the_file_and_the_file_overrides_defaults() {
         let (_file, mut flags) = file("listen = \"127.0.0.1:1\"\n[buy]\nmax_batch = 7\n");
         flags.data_dir = Some("elsewhere".into());
         let serve = ServeFlags { listen: Some("127.0.0.1:2".into()), ..ServeFlags::default() };
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_named() {
+    fn invalid_setting_is_named() {
         for (text, name) in [
             ("lisen = \"127.0.0.1:1\"\n", "lisen"),
             ("[buy]\nmax_bach = 7\n", "max_bach"),

@@ -1,6 +1,6 @@
-//! Login codes to a web address of the operator's, signed, and tried again until they are taken.
+//! Posts login codes to a URL of the operator, signed and with retries.
 //!
-//! The request that asked for a code does not wait for its delivery: every number is answered the same, in the same time.
+//! The request for a code does not wait for its delivery, so that the response is the same for every number and takes the same time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,28 +28,28 @@ use tokio_rustls::TlsConnector;
 
 use crate::redact::SecretUrl;
 
-/// How many codes may wait for delivery; one more is an error for who asked.
+/// The number of codes that may wait for delivery; further requests fail.
 const QUEUE: usize = 1000;
-/// How many are on their way at once.
-const AT_ONCE: usize = 8;
-const TRIES: u32 = 4;
-/// A code that has waited longer is of no use any more: its owner has asked for another.
-const STALE: Duration = Duration::from_secs(120);
-const TRY_TIMEOUT: Duration = Duration::from_secs(3);
+/// The number of concurrent deliveries.
+const CONCURRENCY: usize = 8;
+const ATTEMPTS: u32 = 4;
+/// A code that has waited longer is dropped: its owner has requested another one.
+const MAX_AGE: Duration = Duration::from_secs(120);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub struct Webhook {
-    queue: mpsc::Sender<Parcel>,
+    queue: mpsc::Sender<Delivery>,
 }
 
-/// A code on its way.
-struct Parcel {
+/// A code that waits for delivery.
+struct Delivery {
     phone: Phone,
     code: String,
-    since: Instant,
+    queued_at: Instant,
 }
 
-/// Where to, and how it is signed.
+/// The parsed URL and the key of the signature.
 struct Target {
     address: Address,
     tls: Option<TlsConnector>,
@@ -59,16 +59,16 @@ struct Target {
 /// The parts of the URL.
 struct Address {
     tls: bool,
-    /// Host and port as they stand in the URL, without the credentials in front of them.
+    /// Host and port as in the URL, without credentials.
     authority: String,
-    /// The credentials of the URL, if it has any.
+    /// The credentials of the URL.
     authorization: Option<HeaderValue>,
     host: String,
     port: u16,
     path: String,
 }
 
-/// Can codes be posted to this URL, as far as can be told from its text?
+/// Checks the syntax of the URL.
 pub fn check_url(url: &SecretUrl) -> anyhow::Result<()> {
     Address::parse(url.expose()).map(drop)
 }
@@ -104,15 +104,15 @@ impl Webhook {
     /// Starts delivering. Must be called inside the runtime.
     pub fn start(url: &SecretUrl, secret: &str) -> anyhow::Result<Self> {
         let target = Arc::new(Target::parse(url.expose(), secret)?);
-        let (queue, waiting) = mpsc::channel::<Parcel>(QUEUE);
+        let (queue, waiting) = mpsc::channel::<Delivery>(QUEUE);
         let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
-        for _ in 0..AT_ONCE {
+        for _ in 0..CONCURRENCY {
             let (target, waiting) = (target.clone(), waiting.clone());
             tokio::spawn(async move {
                 loop {
                     let next = waiting.lock().await.recv().await;
-                    let Some(Parcel { phone, code, since }) = next else { return };
-                    if since.elapsed() < STALE {
+                    let Some(Delivery { phone, code, queued_at }) = next else { return };
+                    if queued_at.elapsed() < MAX_AGE {
                         target.deliver(&phone, &code).await;
                     }
                 }
@@ -125,8 +125,8 @@ impl Webhook {
 #[async_trait]
 impl Sender for Webhook {
     async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let parcel = Parcel { phone: phone.clone(), code: code.to_owned(), since: Instant::now() };
-        Ok(self.queue.try_send(parcel).map_err(|_| "too many codes wait for delivery")?)
+        let delivery = Delivery { phone: phone.clone(), code: code.to_owned(), queued_at: Instant::now() };
+        Ok(self.queue.try_send(delivery).map_err(|_| "too many codes wait for delivery")?)
     }
 }
 
@@ -139,18 +139,18 @@ impl Target {
         Ok(Self { address, tls, key })
     }
 
-    /// Until it is taken, a few times. A code that does not arrive is asked for again by its owner.
+    /// Tries a few times until the webhook accepts the code. After that the code is dropped: its owner can request another one.
     async fn deliver(&self, phone: &Phone, code: &str) {
         let body = serde_json::json!({ "phone": phone.as_str(), "code": code }).to_string();
-        for tried in 1..=TRIES {
-            let error = match tokio::time::timeout(TRY_TIMEOUT, self.post(&body)).await {
+        for attempt in 1..=ATTEMPTS {
+            let error = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.post(&body)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => format!("{error:#}"),
-                Err(_) => "no answer in time".to_owned(),
+                Err(_) => "timed out".to_owned(),
             };
-            tracing::warn!(%phone, tried, error, "the webhook did not take a login code");
-            if tried < TRIES {
-                tokio::time::sleep(Duration::from_millis(200) * 4u32.pow(tried - 1)).await;
+            tracing::warn!(%phone, attempt, error, "the webhook did not accept a login code");
+            if attempt < ATTEMPTS {
+                tokio::time::sleep(Duration::from_millis(200) * 4u32.pow(attempt - 1)).await;
             }
         }
         tracing::error!(%phone, "a login code could not be delivered");
@@ -182,14 +182,14 @@ impl Target {
         if let Some(authorization) = &self.address.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
-        let answered = requests.send_request(request).await;
+        let response = requests.send_request(request).await;
         connection.abort();
-        let status = answered?.status();
-        ensure!(status.is_success(), "it answered {status}");
+        let status = response?.status();
+        ensure!(status.is_success(), "it returned {status}");
         Ok(())
     }
 
-    /// `t=SECONDS,v1=HEX`: the receiver can tell that it is ours, and that it is fresh.
+    /// `t=SECONDS,v1=HEX`: an HMAC with a timestamp, so that the receiver can check the origin and the age.
     fn sign(&self, body: &str) -> String {
         let seconds = SystemClock.now().ms() / 1000;
         let mut mac = self.key.clone();
@@ -199,7 +199,7 @@ impl Target {
     }
 }
 
-/// `user:password` of a URL, percent-encoded there, as HTTP's basic authentication.
+/// The percent-encoded `user:password` of a URL as HTTP basic authentication.
 fn basic(credentials: &str) -> anyhow::Result<HeaderValue> {
     let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
     let mut plain: Vec<u8> = percent_decode_str(user).collect();
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn mistakes_in_the_settings_are_named() {
+    async fn invalid_settings_are_named() {
         for (url, secret, word) in [
             ("ftp://x/y", "0123456789abcdef", "http://"),
             ("nowhere", "0123456789abcdef", "http://"),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_go_into_the_authorization_and_not_into_the_host() {
+    fn credentials_are_sent_as_authorization_and_not_in_the_host() {
         for (url, authority, authorization) in [
             ("http://x/y", "x", None),
             ("http://me:word@x:81/y", "x:81", Some("me:word")),

@@ -1,8 +1,8 @@
-//! One way to talk to three databases: a statement, its arguments, its rows.
+//! One interface to three databases: a statement, its arguments, its rows.
 //!
-//! Statements are written with `?` for each argument, in order; for PostgreSQL they become `$1`, `$2`, …. Every call has a
-//! deadline. What a failure means is decided here, once: inside a transaction it was surely not done; a COMMIT, or a statement
-//! outside a transaction, that was not answered may have been.
+//! Statements have a `?` for each argument, in order; for PostgreSQL they become `$1`, `$2`, …. Every call has a timeout. The meaning of a
+//! failure is decided here: inside a transaction, nothing was done; a COMMIT without a reply, or a statement outside of a transaction, may
+//! have been executed.
 
 use std::future::Future;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use stampede_core::ports::{LedgerError, Result};
 use crate::errors::{self, failed};
 use crate::sqlite::{Recorder, Writer, WriterGuard};
 
-/// How long a connection or a lock is waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one statement may take, its waiting for locks included.
+/// How long to wait for a connection or a lock.
+pub(crate) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one statement may take, including waiting for locks.
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection that is given back may take to show that it is well.
+/// How long the check of a connection may take when it is returned to the pool.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What differs in the text of statements.
+/// The differences in the text of statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Sqlite,
@@ -33,7 +33,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// Ends a SELECT that locks what it reads until the transaction ends. SQLite's write transactions lock everything.
+    /// The end of a SELECT that locks its rows until the transaction ends. SQLite's write transactions lock the whole database.
     pub(crate) const fn for_update(self) -> &'static str {
         match self {
             Self::Sqlite => "",
@@ -41,7 +41,7 @@ impl Dialect {
         }
     }
 
-    /// Ends an INSERT that takes the place of the row with the same `key`.
+    /// The end of an INSERT that replaces the row with the same `key`.
     pub(crate) fn or_replace(self, key: &str, columns: &[&str]) -> String {
         let set = |new: &dyn Fn(&str) -> String| {
             columns.iter().map(|column| format!("{column} = {}", new(column))).collect::<Vec<_>>().join(", ")
@@ -54,8 +54,8 @@ impl Dialect {
         }
     }
 
-    /// Ends an INSERT that leaves a row with the same `key` (one column or several) as it is. Never `INSERT IGNORE`: that stores wrong values instead
-    /// of failing. Whether a row went in cannot be told by the count of rows on MySQL: read it.
+    /// The end of an INSERT that keeps an existing row with the same `key` (one column or several). Never `INSERT IGNORE`: that stores wrong
+    /// values instead of failing. On MySQL the row count does not show whether a row was inserted.
     pub(crate) fn or_leave(self, key: &str) -> String {
         match self {
             Self::Sqlite | Self::Postgres => format!(" ON CONFLICT ({key}) DO NOTHING"),
@@ -66,7 +66,7 @@ impl Dialect {
         }
     }
 
-    /// Bytes, as they are written in a statement.
+    /// Bytes as a literal in a statement.
     pub(crate) fn bytes(self, bytes: &[u8; 16]) -> String {
         let hex = format!("{:032x}", u128::from_be_bytes(*bytes));
         match self {
@@ -75,7 +75,7 @@ impl Dialect {
         }
     }
 
-    /// The database's clock, in milliseconds.
+    /// The clock of the database, in milliseconds.
     pub(crate) const fn now_ms(self) -> &'static str {
         match self {
             Self::Sqlite => "SELECT CAST(unixepoch('subsec') * 1000 AS INTEGER)",
@@ -87,13 +87,13 @@ impl Dialect {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Pool {
-    /// One writes at a time, so `BEGIN IMMEDIATE` hardly ever waits for ourselves; it stands for "lock the sale's row first".
+    /// One transaction writes at a time, so `BEGIN IMMEDIATE` rarely waits; it replaces locking the sale's row first.
     Sqlite {
         writer: Writer,
         recorder: Recorder,
         readers: SqlitePool,
     },
-    /// What sells has connections of its own, so that no crowd of readers keeps it waiting.
+    /// Recording and other writes have separate connections, so that they do not wait for readers.
     MySql {
         writer: MySqlPool,
         readers: MySqlPool,
@@ -110,7 +110,7 @@ pub(crate) enum Tx {
     Postgres(Transaction<'static, Postgres>),
 }
 
-/// SQLite writes through a connection of its own, and reads through a pool.
+/// SQLite writes through one connection and reads through a pool.
 pub(crate) enum SqliteTx {
     Write(WriterGuard),
     Read(Transaction<'static, Sqlite>),
@@ -169,7 +169,7 @@ impl<'a> From<&'a [u8]> for Arg<'a> {
     }
 }
 
-/// `args![a, b, c]`: arguments of any of the kinds there are.
+/// `args![a, b, c]`: arguments of any supported type.
 macro_rules! args {
     ($($value:expr),* $(,)?) => { &[$($crate::db::Arg::from($value)),*] };
 }
@@ -189,7 +189,7 @@ macro_rules! bound {
     }};
 }
 
-/// `?, ?` as PostgreSQL writes it: `$1, $2`. No statement of ours has a question mark in a text.
+/// Converts `?, ?` to PostgreSQL's `$1, $2`. No statement contains a question mark in a string.
 fn to_pg_placeholders(sql: &str) -> String {
     let mut numbered = String::with_capacity(sql.len() + 16);
     for (n, part) in sql.split('?').enumerate() {
@@ -227,14 +227,14 @@ impl Pool {
         begun.map_err(errors::not_begun)
     }
 
-    /// A transaction that reads one moment.
+    /// A read-only transaction with one snapshot.
     pub(crate) async fn snapshot(&self) -> Result<Tx> {
         let begun = match self {
             Self::Sqlite { readers, .. } => {
                 with_timeout(readers.begin()).await.map(|tx| Tx::Sqlite(SqliteTx::Read(tx)))
             }
             Self::MySql { readers, .. } => {
-                // The level is set for the connection's next transaction alone.
+                // The level applies only to the next transaction of the connection.
                 let begin = async {
                     let mut connection = readers.acquire().await?;
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
@@ -251,10 +251,10 @@ impl Pool {
         begun.map_err(errors::not_begun)
     }
 
-    /// One statement that commits by itself. It may have been done even though it failed: only for what can be done again.
+    /// One statement with autocommit. It may have been executed although it failed, so it must be repeatable.
     pub(crate) async fn execute(&self, sql: &str, args: &[Arg<'_>]) -> Result<()> {
         let done = match self {
-            Self::Sqlite { writer, .. } => match writer.take().await {
+            Self::Sqlite { writer, .. } => match writer.lock().await {
                 Ok(mut turn) => {
                     let done =
                         with_timeout(async { bound!(sql.to_owned(), args).execute(turn.connection()?).await }).await;
@@ -293,9 +293,9 @@ impl Pool {
     pub(crate) async fn close(&self) {
         match self {
             Self::Sqlite { writer, recorder, readers } => {
-                // The writer last: closing it takes the write-ahead log into the database file.
+                // The writer is closed last, because that checkpoints the write-ahead log.
                 readers.close().await;
-                writer.refuse();
+                writer.reject();
                 recorder.close().await;
                 writer.close().await;
             }
@@ -312,7 +312,7 @@ impl Pool {
 }
 
 async fn begin_immediate(writer: &Writer) -> sqlx::Result<SqliteTx> {
-    let mut turn = writer.take().await?;
+    let mut turn = writer.lock().await?;
     with_timeout(async { turn.connection()?.execute("BEGIN IMMEDIATE").await }).await?;
     Ok(SqliteTx::Write(turn))
 }
@@ -322,7 +322,7 @@ fn many<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
 }
 
 impl Tx {
-    /// How many rows it touched.
+    /// Returns the number of affected rows.
     pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
         let done = match self {
             Self::Sqlite(tx) => with_timeout(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await })
@@ -338,7 +338,7 @@ impl Tx {
         done.map_err(failed)
     }
 
-    /// An insert that may find its key taken: `false` then, and the transaction must be rolled back.
+    /// An insert whose key may exist: returns `false` then, and the transaction must be rolled back.
     pub(crate) async fn insert_new(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<bool> {
         let done = match self {
             Self::Sqlite(tx) => {
@@ -376,7 +376,7 @@ impl Tx {
         Ok(self.rows(sql, args).await?.into_iter().next())
     }
 
-    /// A statement whose text differs each time, so that preparing it would be in vain. Only numbers and words of ours in it.
+    /// A statement whose text differs each time, so that preparing it has no use. It contains only numbers and constant words.
     pub(crate) async fn execute_text(&mut self, sql: String) -> Result<u64> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let done = match self {
@@ -389,7 +389,7 @@ impl Tx {
         done.map_err(failed)
     }
 
-    /// The same, for what it finds.
+    /// Like [`execute_text`](Self::execute_text), for a query.
     pub(crate) async fn rows_text(&mut self, sql: String) -> Result<Vec<Row>> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let rows = match self {
@@ -402,7 +402,7 @@ impl Tx {
         rows.map_err(failed)
     }
 
-    /// Two numbers a row, read as they come: for results that are long.
+    /// Streams rows of two numbers, for long results.
     pub(crate) async fn pairs(&mut self, sql: &str, args: &[Arg<'_>], into: &mut Vec<(i64, i64)>) -> Result<()> {
         macro_rules! read {
             ($connection:expr, $sql:expr) => {{
@@ -430,7 +430,7 @@ impl Tx {
         done.map_err(|error| LedgerError::Unknown(error.into()))
     }
 
-    /// Explicitly, at once: MariaDB undoes only the last statement on a lock time-out.
+    /// Explicit, because MariaDB rolls back only the last statement on a lock timeout.
     pub(crate) async fn roll_back(self) -> Result<()> {
         let done = match self {
             Self::Sqlite(SqliteTx::Write(turn)) => turn.end("ROLLBACK").await,
@@ -465,10 +465,10 @@ getters! {
     bytes: Vec<u8>,
 }
 
-/// A connection that was given back with an answer outstanding must not hold its place for ever.
+/// A connection that is returned while a reply is outstanding must not occupy the pool forever.
 pub(crate) async fn check_released<C: sqlx::Connection>(connection: &mut C) -> sqlx::Result<bool> {
     match tokio::time::timeout(RELEASE_TIMEOUT, connection.ping()).await {
-        Ok(answered) => answered.map(|()| true),
+        Ok(pong) => pong.map(|()| true),
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
 }

@@ -1,7 +1,7 @@
-//! What a failure means: whether it was done, and whether it is worth trying again.
+//! Classification of failures: whether the statement was executed, and whether to retry it.
 //!
-//! Only what is listed here as an error in the data is [`LedgerError::Poison`]. Everything else, known or not, is an outage: taking an
-//! outage for a bad order would put good orders into quarantine, taking a bad order for an outage only tries it again.
+//! Only the errors that are listed here as data errors are [`LedgerError::Poison`]. Everything else is treated as an outage: an outage
+//! mistaken for a bad order would quarantine good orders, while a bad order mistaken for an outage is only retried.
 
 use std::error::Error;
 
@@ -13,11 +13,11 @@ use stampede_core::ports::LedgerError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
-    /// Another transaction was in the way.
+    /// A conflict with another transaction.
     Conflict,
-    /// It passes by itself, or when an operator has acted.
+    /// It ends by itself, or after an operator has acted.
     Outage,
-    /// The data cannot be stored: the same call will fail again.
+    /// The data cannot be stored, so the same call fails again.
     Poison,
 }
 
@@ -31,12 +31,12 @@ impl Meaning {
     }
 }
 
-/// A statement inside a transaction failed: surely not done.
+/// A statement inside a transaction failed, so nothing was done.
 pub(crate) fn failed(error: sqlx::Error) -> LedgerError {
     meaning(&error).of(error.into())
 }
 
-/// A transaction could not even begin. Whatever the reason, it is none of an order's: a changed password is no poison.
+/// A transaction could not begin. The cause is never the data of an order: a changed password, for example, is not poison.
 pub(crate) fn not_begun(error: sqlx::Error) -> LedgerError {
     no_poison(failed(error))
 }
@@ -48,7 +48,7 @@ fn no_poison(error: LedgerError) -> LedgerError {
     }
 }
 
-/// The same for SQLite's own connection.
+/// The same for the rusqlite connection.
 pub(crate) fn sqlite_failed(error: rusqlite::Error) -> LedgerError {
     let meaning = error.sqlite_error().map_or(Meaning::Outage, |failure| meaning_of_sqlite(failure.extended_code));
     meaning.of(error.into())
@@ -58,7 +58,7 @@ pub(crate) fn sqlite_not_begun(error: rusqlite::Error) -> LedgerError {
     no_poison(sqlite_failed(error))
 }
 
-/// Something with the same key is there already.
+/// Whether a row with the same key exists.
 pub(crate) fn is_taken(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|failure| is_duplicate_in_sqlite(failure.extended_code))
 }
@@ -68,7 +68,7 @@ fn is_duplicate_in_sqlite(code: i32) -> bool {
     matches!(code, SQLITE_CONSTRAINT_PRIMARYKEY | SQLITE_CONSTRAINT_ROWID | SQLITE_CONSTRAINT_UNIQUE)
 }
 
-/// A statement that commits by itself failed: if it is the connection that failed, it may have been done.
+/// A statement with autocommit failed: if the connection failed, it may have been executed.
 pub(crate) fn classify_autocommit(error: sqlx::Error) -> LedgerError {
     match (&error, meaning(&error)) {
         (sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Database(_), _) => failed(error),
@@ -81,25 +81,25 @@ fn meaning(error: &sqlx::Error) -> Meaning {
     use sqlx::Error as E;
     match error {
         E::Database(error) => meaning_of_code(error.as_ref()),
-        // A value that cannot be written, or a row that cannot be read.
+        // A value cannot be encoded, or a row cannot be decoded.
         E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } => Meaning::Poison,
         _ => Meaning::Outage,
     }
 }
 
-/// Errors in the data that MySQL or MariaDB report outside the SQLSTATE classes 22 and 23: a value cut off, no default value, a string
-/// that is not in the character set, a check that failed.
+/// Data errors that MySQL or MariaDB report outside of the SQLSTATE classes 22 and 23: truncated value, no default value, invalid string
+/// for the character set, failed check.
 const MYSQL_DATA_ERRORS: [u16; 4] = [1265, 1364, 1366, 3819];
 
 fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
     if error.is_unique_violation() {
-        // Looking again, under the lock of the sale, tells which order has the key.
+        // A retry reads under the lock of the sale which order has the key.
         return Meaning::Conflict;
     }
     let code = error.code().unwrap_or_default();
     if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
         return match error.number() {
-            // Lock wait time-out, deadlock, record has changed.
+            // Lock wait timeout, deadlock, record has changed.
             1205 | 1213 | 1020 => Meaning::Conflict,
             number if MYSQL_DATA_ERRORS.contains(&number) => Meaning::Poison,
             _ => meaning_of_class(&code),
@@ -107,12 +107,12 @@ fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
     }
     if error.try_downcast_ref::<PgDatabaseError>().is_some() {
         return match code.as_ref() {
-            // Serialisation failure, deadlock, lock not available.
+            // Serialization failure, deadlock, lock not available.
             "40001" | "40P01" | "55P03" => Meaning::Conflict,
             code => meaning_of_class(code),
         };
     }
-    debug_assert!(error.try_downcast_ref::<SqliteError>().is_some(), "a fourth database");
+    debug_assert!(error.try_downcast_ref::<SqliteError>().is_some(), "an unknown database");
     code.parse().map_or(Meaning::Outage, meaning_of_sqlite)
 }
 
@@ -122,7 +122,7 @@ fn meaning_of_class(code: &str) -> Meaning {
 }
 
 fn meaning_of_sqlite(code: i32) -> Meaning {
-    // The low byte is the primary code, the rest says more about it.
+    // The low byte is the primary result code.
     match code & 0xff {
         // Busy, locked.
         5 | 6 => Meaning::Conflict,

@@ -1,9 +1,9 @@
-//! The truth, in SQL. A gate that forgot everything can at worst annoy; what is in here is what was sold.
+//! The ledger in SQL: the durable record of all orders. A gate can be rebuilt from it at any time.
 //!
-//! - [`open`]: the ledger behind a URL, migrated and ready; [`open_read_only`]: as it is, to be inspected
-//! - `store`: what a ledger does, written once
-//! - `db`: one way to talk to three databases; `errors`: what their failures mean
-//! - `sqlite`, `mysql`, `postgres`: opening each, its promise of durability, its migrations
+//! - [`open`]: opens and migrates the database of a URL; [`open_read_only`]: opens it for inspection
+//! - `store`: the operations of a ledger, shared by all databases
+//! - `db`: one interface to three databases; `errors`: the classification of their failures
+//! - `sqlite`, `mysql`, `postgres`: connection settings, durability checks and migrations of each
 
 mod db;
 mod errors;
@@ -24,11 +24,11 @@ use crate::store::Store;
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("cannot tell the database from {0:?}: expected sqlite:PATH, mysql://… or postgres://…")]
+    #[error("unknown database {0:?}: expected sqlite:PATH, mysql://… or postgres://…")]
     Url(String),
     #[error("cannot open the database")]
     Open(#[source] sqlx::Error),
-    #[error("cannot bring the database's tables up to date")]
+    #[error("cannot migrate the database")]
     Migrate(#[source] MigrateError),
     #[error(
         "the database's tables were made by another version of Stampede (migration {0} differs); use the version that made \
@@ -40,16 +40,16 @@ pub enum OpenError {
          triggers, or set log_bin_trust_function_creators = 1 on the server"
     )]
     Triggers(#[source] sqlx::Error),
-    #[error("the database does not promise durability: {0}")]
+    #[error("the database is not durable: {0}")]
     NotDurable(String),
-    #[error("the database's tables are older than this version ({0}); `stampede migrate` brings them up to date")]
+    #[error("the database is older than this version ({0}); run `stampede migrate`")]
     Older(String),
 }
 
 impl From<MigrateError> for OpenError {
     fn from(error: MigrateError) -> Self {
         match error {
-            // A migration was applied that differs from ours, or that we do not have.
+            // An applied migration differs from that of this version, or is unknown to it.
             MigrateError::VersionMismatch(version) | MigrateError::VersionMissing(version) => {
                 Self::OtherVersion(version)
             }
@@ -58,7 +58,7 @@ impl From<MigrateError> for OpenError {
     }
 }
 
-/// Which database a URL names. Shown without its password.
+/// The database of a URL. It is displayed without its password.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Database {
     Sqlite(PathBuf),
@@ -82,7 +82,7 @@ impl Database {
     }
 }
 
-/// `scheme://user:***@host/name`: without what could be a password, in its place or among the parameters.
+/// `scheme://user:***@host/name`: without the password, also if that is a parameter.
 fn without_password(url: &str) -> String {
     let url = url.split(['?', '#']).next().unwrap_or_default();
     match url.rsplit_once('@') {
@@ -110,7 +110,7 @@ impl fmt::Debug for Database {
     }
 }
 
-/// Opens the database, brings its tables up to date, and checks that what it commits is durable.
+/// Opens and migrates the database, and checks that its commits are durable.
 pub async fn open(database: &Database) -> Result<Stores, OpenError> {
     let pool = match database {
         Database::Sqlite(path) => sqlite::open(path).await?,
@@ -121,7 +121,7 @@ pub async fn open(database: &Database) -> Result<Stores, OpenError> {
     Ok(Stores { ledger: store.clone(), catalogue: store.clone(), accounts: store })
 }
 
-/// Opens the database to read it, as it is: nothing is written or migrated. Tables of another version are an error.
+/// Opens the database for reading: nothing is written or migrated. Another schema version is an error.
 pub async fn open_read_only(database: &Database) -> Result<Arc<dyn Ledger>, OpenError> {
     let pool = match database {
         Database::Sqlite(path) => sqlite::open_read_only(path).await?,
@@ -131,10 +131,10 @@ pub async fn open_read_only(database: &Database) -> Result<Arc<dyn Ledger>, Open
     Ok(Arc::new(Store::new(pool)))
 }
 
-/// Reads which migrations the database has had.
+/// Reads the applied migrations.
 const APPLIED: &str = "SELECT version, checksum FROM _sqlx_migrations WHERE success ORDER BY version";
 
-/// Compares the result of [`APPLIED`] with what this program would have applied.
+/// Compares the result of [`APPLIED`] with the migrations of this version.
 fn check_version(applied: sqlx::Result<Vec<(i64, Vec<u8>)>>, migrator: &Migrator) -> Result<(), OpenError> {
     let applied = match applied {
         Ok(applied) => applied,
@@ -154,7 +154,7 @@ fn check_version(applied: sqlx::Result<Vec<(i64, Vec<u8>)>>, migrator: &Migrator
     }
 }
 
-/// Migrations in their order; each is headed by what it serves.
+/// The migrations in order; each has a header with the invariants that it serves.
 fn migrator(migrations: &[(&'static str, &'static str)]) -> Migrator {
     let numbered = (1..).zip(migrations).map(|(version, (name, sql))| {
         Migration::new(version, (*name).into(), MigrationType::Simple, sql.into_sql_str(), false)

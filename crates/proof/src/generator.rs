@@ -1,7 +1,7 @@
-//! The crowd: raw HTTP/1.1 connections with one request under way on each, on threads of their own.
+//! The load generator: raw HTTP/1.1 connections with one request at a time on each, on separate threads.
 //!
-//! Nothing of a client library is in the way: a request is a few copied bytes and one write, an answer is one read and a look at
-//! its status, its length and the one member that matters. So what is measured is the server.
+//! It uses no HTTP library, so that its own cost is small: a request is a few copied bytes and one write; of a response only the status,
+//! the length and one member of the body are parsed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,21 +14,21 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::history::Heard;
+use crate::history::Response;
 
-/// A request that takes longer is given up; what it came to is not known.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// No answer that we ask for is longer.
-const MAX_ANSWER: usize = 64 * 1024;
+/// A request that takes longer is abandoned, and its outcome is unknown.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// A longer response is an error.
+const MAX_RESPONSE: usize = 64 * 1024;
 
-/// What is sent in a phase: `POST path` with the token of the buyer. The no-op is sent exactly as an order is.
+/// The request of a phase: `POST path` with the buyer's token. The no-op request has the same headers as an order.
 #[derive(Debug)]
-pub struct Ask {
+pub struct RequestTemplate {
     pub path: String,
     pub tokens: Arc<Vec<String>>,
 }
 
-impl Ask {
+impl RequestTemplate {
     fn render(&self, buyer: usize, into: &mut Vec<u8>) {
         into.clear();
         into.extend_from_slice(b"POST ");
@@ -39,30 +39,31 @@ impl Ask {
     }
 }
 
-/// Who asks, in which order, and for how long.
+/// Which buyers send requests, in which order, and for how long.
 #[derive(Debug)]
 pub struct Plan {
-    pub ask: Ask,
-    /// The buyer of each request, in their order; each connection takes the next.
+    pub request: RequestTemplate,
+    /// The buyer of each request, in order; each connection takes the next one.
     pub buyers: Vec<u32>,
     pub until: Until,
-    /// Requests a second that come whether the server keeps up or not; as fast as it answers without.
+    /// Open loop: requests per second, independent of the server's speed. `None`: each connection sends its next request after the
+    /// response to the previous one.
     pub rate: Option<f64>,
 }
 
-/// When a plan is done.
+/// When a plan ends.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// Every buyer of the list has had a turn.
+    /// After one request per entry of the list.
     Once,
-    /// This time has passed; the list is repeated.
+    /// After this time; the list is repeated.
     For(Duration),
     /// Both.
     OnceAndFor(Duration),
 }
 
 impl Until {
-    /// Is there no turn after this many?
+    /// Whether the plan ends after this many requests.
     fn done(self, turns: usize, buyers: usize, elapsed: Duration) -> bool {
         match self {
             Self::Once => turns >= buyers,
@@ -72,43 +73,43 @@ impl Until {
     }
 }
 
-/// One request and what came of it.
+/// One request and its response.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     pub buyer: u32,
-    pub heard: Heard,
+    pub response: Response,
     pub order: Option<OrderId>,
-    /// Of the generator's clock.
+    /// By the run clock.
     pub start_us: u64,
     pub end_us: u64,
-    /// When it should have started: later than that, it waited for the server, and its latency counts from here.
+    /// When the request was scheduled. Latency counts from here, so that waiting for the server is included.
     pub due_us: u64,
 }
 
-/// The generator's clock, and how many answers there were so far.
+/// The clock of a run, and the number of responses so far.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct RunClock {
     start: Instant,
-    /// Microseconds since 1970 at the start.
+    /// Microseconds since the Unix epoch at the start.
     start_us: u64,
-    pub answers: AtomicU64,
+    pub responses: AtomicU64,
 }
 
-impl Pulse {
+impl RunClock {
     pub fn new() -> Arc<Self> {
         let start_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let start_us = u64::try_from(start_us).unwrap_or(u64::MAX);
-        Arc::new(Self { start: Instant::now(), start_us, answers: AtomicU64::new(0) })
+        Arc::new(Self { start: Instant::now(), start_us, responses: AtomicU64::new(0) })
     }
 
-    /// A moment in microseconds since 1970, by a clock that does not go back.
+    /// An instant in microseconds since the Unix epoch, by a monotonic clock.
     pub fn us(&self, moment: Instant) -> u64 {
         let since = u64::try_from(moment.duration_since(self.start).as_micros()).unwrap_or(u64::MAX);
         self.start_us.saturating_add(since)
     }
 }
 
-/// What a plan came to.
+/// The result of a plan.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub samples: Vec<Sample>,
@@ -122,45 +123,45 @@ struct Job {
     done: oneshot::Sender<Vec<Sample>>,
 }
 
-/// Connections, kept open from plan to plan.
+/// Open connections, reused from plan to plan.
 #[derive(Debug)]
-pub struct Crowd {
-    /// Dropping them lets the threads end.
+pub struct LoadGenerator {
+    /// The threads end when these are dropped.
     threads: Vec<mpsc::Sender<Job>>,
 }
 
-impl Crowd {
-    /// Connects to each of the addresses in turn.
+impl LoadGenerator {
+    /// Distributes the connections over the addresses and the threads.
     pub async fn connect(
         addresses: &[SocketAddr],
         connections: usize,
         threads: usize,
-        pulse: &Arc<Pulse>,
+        clock: &Arc<RunClock>,
     ) -> io::Result<Self> {
-        let mut crowd = Vec::new();
+        let mut senders = Vec::new();
         for thread in 0..threads.max(1) {
             let mine: Vec<SocketAddr> = (thread..connections)
                 .step_by(threads.max(1))
                 .filter_map(|n| addresses.get(n % addresses.len()).copied())
                 .collect();
-            let (jobs, todo) = mpsc::channel(1);
+            let (jobs, jobs_rx) = mpsc::channel(1);
             let (ready, connected) = oneshot::channel();
-            let pulse = pulse.clone();
+            let clock = clock.clone();
             std::thread::Builder::new()
-                .name(format!("crowd-{thread}"))
-                .spawn(move || work(&mine, todo, ready, &pulse))?;
-            connected.await.map_err(|_| io::Error::other("a thread of the crowd ended"))??;
-            crowd.push(jobs);
+                .name(format!("load-{thread}"))
+                .spawn(move || run_thread(&mine, jobs_rx, ready, &clock))?;
+            connected.await.map_err(|_| io::Error::other("a load generator thread ended"))??;
+            senders.push(jobs);
         }
-        Ok(Self { threads: crowd })
+        Ok(Self { threads: senders })
     }
 
-    /// Carries the plan out. Returns when every request that was sent has been answered.
+    /// Runs the plan and returns when every request has its response.
     pub async fn run(&self, plan: Plan) -> Outcome {
         let (plan, next, begin) = (Arc::new(plan), Arc::new(AtomicUsize::new(0)), Instant::now());
         let start = |jobs: &mpsc::Sender<Job>| {
             let (done, result) = oneshot::channel();
-            // A thread that has ended shows as a result that never comes.
+            // A thread that has ended never sends its result.
             let _ = jobs.try_send(Job { plan: plan.clone(), next: next.clone(), begin, done });
             result
         };
@@ -174,11 +175,11 @@ impl Crowd {
     }
 }
 
-fn work(
+fn run_thread(
     addresses: &[SocketAddr],
-    mut todo: mpsc::Receiver<Job>,
+    mut jobs_rx: mpsc::Receiver<Job>,
     ready: oneshot::Sender<io::Result<()>>,
-    pulse: &Arc<Pulse>,
+    clock: &Arc<RunClock>,
 ) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -193,14 +194,14 @@ fn work(
                 Err(error) => return drop(ready.send(Err(error))),
             }
         }
-        // Whoever does not wait for us any more has dropped the crowd.
+        // The receiver is gone if the generator was dropped.
         let _ = ready.send(Ok(()));
-        while let Some(Job { plan, next, begin, done }) = todo.recv().await {
+        while let Some(Job { plan, next, begin, done }) = jobs_rx.recv().await {
             let tasks: Vec<_> = connections
                 .drain(..)
                 .map(|connection| {
                     let (plan, next) = (plan.clone(), next.clone());
-                    tokio::task::spawn_local(connection.carry_out(plan, next, begin, pulse.clone()))
+                    tokio::task::spawn_local(connection.execute(plan, next, begin, clock.clone()))
                 })
                 .collect();
             let mut samples = Vec::new();
@@ -217,24 +218,24 @@ fn work(
 
 struct Connection {
     address: SocketAddr,
-    /// `None` after it broke.
+    /// `None` after an error.
     stream: Option<TcpStream>,
     request: Vec<u8>,
-    answer: Vec<u8>,
+    response: Vec<u8>,
 }
 
 impl Connection {
     async fn open(address: SocketAddr) -> io::Result<Self> {
-        let stream = Some(dial(address).await?);
-        Ok(Self { address, stream, request: Vec::with_capacity(512), answer: Vec::with_capacity(4096) })
+        let stream = Some(connect(address).await?);
+        Ok(Self { address, stream, request: Vec::with_capacity(512), response: Vec::with_capacity(4096) })
     }
 
-    async fn carry_out(
+    async fn execute(
         mut self,
         plan: Arc<Plan>,
         next: Arc<AtomicUsize>,
         begin: Instant,
-        pulse: Arc<Pulse>,
+        clock: Arc<RunClock>,
     ) -> (Self, Vec<Sample>) {
         let mut samples = Vec::new();
         loop {
@@ -250,7 +251,7 @@ impl Connection {
                 let planned = begin + Duration::from_secs_f64(turn as f64 / rate);
                 if planned > due {
                     tokio::time::sleep_until(planned.into()).await;
-                    // The timer's own lateness is not the server's.
+                    // The delay of the timer itself is not counted.
                     due = Instant::now();
                 } else {
                     due = planned;
@@ -261,65 +262,65 @@ impl Connection {
             }
             let start = Instant::now();
             let due = if plan.rate.is_some() { due } else { start };
-            let (heard, order) = self.ask(&plan.ask, buyer).await;
+            let (response, order) = self.send(&plan.request, buyer).await;
             let end = Instant::now();
-            pulse.answers.fetch_add(1, Ordering::Relaxed);
+            clock.responses.fetch_add(1, Ordering::Relaxed);
             samples.push(Sample {
                 buyer,
-                heard,
+                response,
                 order,
-                start_us: pulse.us(start),
-                end_us: pulse.us(end),
-                due_us: pulse.us(due),
+                start_us: clock.us(start),
+                end_us: clock.us(end),
+                due_us: clock.us(due),
             });
         }
         (self, samples)
     }
 
-    /// Asks once. A connection that breaks is replaced for the next request.
-    async fn ask(&mut self, ask: &Ask, buyer: u32) -> (Heard, Option<OrderId>) {
-        ask.render(buyer as usize, &mut self.request);
+    /// Sends one request. A broken connection is replaced before the next one.
+    async fn send(&mut self, template: &RequestTemplate, buyer: u32) -> (Response, Option<OrderId>) {
+        template.render(buyer as usize, &mut self.request);
         if self.stream.is_none() {
-            self.stream = dial(self.address).await.ok();
+            self.stream = connect(self.address).await.ok();
         }
         let Some(stream) = &mut self.stream else {
-            // Nobody is there: give it a moment instead of spinning.
+            // The server is down: a pause avoids a busy loop.
             tokio::time::sleep(Duration::from_millis(10)).await;
-            return (Heard::Unknown, None);
+            return (Response::Unknown, None);
         };
-        match tokio::time::timeout(PATIENCE, exchange(stream, &self.request, &mut self.answer)).await {
-            Ok(Ok(answer)) => {
-                let heard = judge(&answer, &self.answer);
-                if answer.closes {
+        match tokio::time::timeout(TIMEOUT, exchange(stream, &self.request, &mut self.response)).await {
+            Ok(Ok(head)) => {
+                let response = classify(&head, &self.response);
+                if head.closes {
                     self.stream = None;
                 }
-                heard
+                response
             }
             Ok(Err(_)) | Err(_) => {
                 self.stream = None;
-                (Heard::Unknown, None)
+                (Response::Unknown, None)
             }
         }
     }
 }
 
-async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-/// What matters of an answer's head.
+/// The relevant parts of the head of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Answer {
+struct ResponseHead {
     status: u16,
-    /// Where its body begins and ends in the buffer.
+    /// Where the body begins and ends in the buffer.
     body: usize,
     end: usize,
     closes: bool,
 }
 
-async fn exchange(stream: &mut TcpStream, request: &[u8], buffer: &mut Vec<u8>) -> io::Result<Answer> {
+async fn exchange(stream: &mut TcpStream, request: &[u8], buffer: &mut Vec<u8>) -> io::Result<ResponseHead> {
     stream.write_all(request).await?;
     buffer.clear();
     loop {
@@ -327,15 +328,15 @@ async fn exchange(stream: &mut TcpStream, request: &[u8], buffer: &mut Vec<u8>) 
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         match parse(buffer)? {
-            Some(answer) if buffer.len() >= answer.end => return Ok(answer),
-            _ if buffer.len() > MAX_ANSWER => return Err(io::ErrorKind::InvalidData.into()),
+            Some(head) if buffer.len() >= head.end => return Ok(head),
+            _ if buffer.len() > MAX_RESPONSE => return Err(io::ErrorKind::InvalidData.into()),
             _ => {}
         }
     }
 }
 
-/// The head of an answer, once all of it is there.
-fn parse(buffer: &[u8]) -> io::Result<Option<Answer>> {
+/// Parses the head of a response. Returns `None` while it is incomplete.
+fn parse(buffer: &[u8]) -> io::Result<Option<ResponseHead>> {
     let Some(head) = buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") else { return Ok(None) };
     let bad = || io::Error::from(io::ErrorKind::InvalidData);
     let text = std::str::from_utf8(&buffer[..head]).map_err(|_| bad())?;
@@ -352,29 +353,29 @@ fn parse(buffer: &[u8]) -> io::Result<Option<Answer>> {
             return Err(bad());
         }
     }
-    Ok(Some(Answer { status, body: head + 4, end: head + 4 + length, closes }))
+    Ok(Some(ResponseHead { status, body: head + 4, end: head + 4 + length, closes }))
 }
 
-/// The text of a member of a small JSON object that we know the shape of.
-fn member<'a>(body: &'a [u8], name: &str) -> Option<&'a str> {
+/// The value of a string member in a small JSON object of known shape.
+fn json_string<'a>(body: &'a [u8], name: &str) -> Option<&'a str> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, rest) = text.split_once(name)?;
     rest.strip_prefix("\":\"")?.split_once('"').map(|(value, _)| value)
 }
 
-fn judge(answer: &Answer, buffer: &[u8]) -> (Heard, Option<OrderId>) {
-    let body = &buffer[answer.body..answer.end];
-    let order = || member(body, "{\"id").and_then(|id| id.parse().ok());
-    match answer.status {
-        201 => order().map_or((Heard::Wrong, None), |order| (Heard::Created, Some(order))),
-        202 => order().map_or((Heard::Wrong, None), |order| (Heard::Pending, Some(order))),
-        200 => order().map_or((Heard::Wrong, None), |order| (Heard::Already, Some(order))),
+fn classify(head: &ResponseHead, buffer: &[u8]) -> (Response, Option<OrderId>) {
+    let body = &buffer[head.body..head.end];
+    let order = || json_string(body, "{\"id").and_then(|id| id.parse().ok());
+    match head.status {
+        201 => order().map_or((Response::Wrong, None), |order| (Response::Created, Some(order))),
+        202 => order().map_or((Response::Wrong, None), |order| (Response::Pending, Some(order))),
+        200 => order().map_or((Response::Wrong, None), |order| (Response::Already, Some(order))),
         401 | 404 | 409 | 429 => {
-            let refusal = member(body, "\"code").and_then(Heard::refusal);
-            (refusal.unwrap_or(Heard::Wrong), None)
+            let refusal = json_string(body, "\"code").and_then(Response::refusal);
+            (refusal.unwrap_or(Response::Wrong), None)
         }
-        503 => (Heard::Unknown, None),
-        _ => (Heard::Wrong, None),
+        503 => (Response::Unknown, None),
+        _ => (Response::Wrong, None),
     }
 }
 
@@ -382,26 +383,26 @@ fn judge(answer: &Answer, buffer: &[u8]) -> (Heard, Option<OrderId>) {
 mod tests {
     use super::*;
 
-    fn heard(answer: &str) -> (Heard, Option<i64>) {
-        let parsed = parse(answer.as_bytes()).unwrap().unwrap();
-        let (heard, order) = judge(&parsed, answer.as_bytes());
-        (heard, order.map(OrderId::get))
+    fn classified(text: &str) -> (Response, Option<i64>) {
+        let parsed = parse(text.as_bytes()).unwrap().unwrap();
+        let (response, order) = classify(&parsed, text.as_bytes());
+        (response, order.map(OrderId::get))
     }
 
     #[test]
-    fn answers_are_told_apart() {
+    fn responses_are_classified() {
         let created = "HTTP/1.1 201 Created\r\nContent-Length: 31\r\n\r\n{\"id\":\"77\",\"already\":false,\"x\":1}";
-        assert_eq!(heard(&created[..created.len() - 1]), (Heard::Created, Some(77)));
+        assert_eq!(classified(&created[..created.len() - 1]), (Response::Created, Some(77)));
         let sold_out =
             "HTTP/1.1 409 Conflict\r\ncontent-length: 35\r\n\r\n{\"title\":\"Sold\",\"code\":\"sold_out\"}  ";
-        assert_eq!(heard(sold_out), (Heard::SoldOut, None));
+        assert_eq!(classified(sold_out), (Response::SoldOut, None));
         let paused = "HTTP/1.1 409 Conflict\r\ncontent-length: 17\r\n\r\n{\"code\":\"paused\"}";
-        assert_eq!(heard(paused), (Heard::Paused, None));
-        let strange = "HTTP/1.1 409 Conflict\r\ncontent-length: 16\r\n\r\n{\"code\":\"other\"}";
-        assert_eq!(heard(strange), (Heard::Wrong, None));
-        assert_eq!(heard("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n"), (Heard::Wrong, None));
-        assert_eq!(heard("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}"), (Heard::Wrong, None));
-        assert_eq!(heard("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"), (Heard::Unknown, None));
-        assert_eq!(parse(b"HTTP/1.1 200 OK\r\ncontent-le").unwrap(), None, "not all there yet");
+        assert_eq!(classified(paused), (Response::Paused, None));
+        let unknown = "HTTP/1.1 409 Conflict\r\ncontent-length: 16\r\n\r\n{\"code\":\"other\"}";
+        assert_eq!(classified(unknown), (Response::Wrong, None));
+        assert_eq!(classified("HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n"), (Response::Wrong, None));
+        assert_eq!(classified("HTTP/1.1 201 Created\r\ncontent-length: 2\r\n\r\n{}"), (Response::Wrong, None));
+        assert_eq!(classified("HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"), (Response::Unknown, None));
+        assert_eq!(parse(b"HTTP/1.1 200 OK\r\ncontent-le").unwrap(), None, "incomplete head");
     }
 }

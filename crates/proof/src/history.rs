@@ -1,18 +1,20 @@
-//! What was sent and what was answered: one line per attempt to buy or to cancel.
+//! The history of a run: one line per attempt to buy or to cancel, with its response.
 
 use std::io::{BufRead, Write};
 
 use serde::{Deserialize, Serialize};
 use stampede_core::{OrderId, SaleId, UserId};
 
-macro_rules! answers {
+use crate::http::Reply;
+
+macro_rules! responses {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// How an attempt was answered, as its caller saw it.
+        /// The response to an attempt, as the client received it.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
-        pub enum Heard { $($(#[$doc])* $name,)* }
+        pub enum Response { $($(#[$doc])* $name,)* }
 
-        impl Heard {
+        impl Response {
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
             pub const fn as_str(self) -> &'static str {
@@ -22,19 +24,19 @@ macro_rules! answers {
     };
 }
 
-answers! {
+responses! {
     /// 201: a new order.
     Created = "created",
-    /// 200: the order that the buyer had already.
+    /// 200: the buyer's existing order.
     Already = "already",
-    /// 202: on its way.
+    /// 202: accepted, not yet recorded.
     Pending = "pending",
     SoldOut = "sold_out",
     NotStarted = "not_started",
     Ended = "ended",
     Paused = "paused",
     NoSuchSale = "no_such_sale",
-    /// 401. A history has only attempts of users who are logged in.
+    /// 401. Every attempt of a history has a valid session, so this is an error.
     Unauthorized = "unauthorized",
     TooManyRequests = "too_many_requests",
     /// 200 to a cancellation.
@@ -43,24 +45,36 @@ answers! {
     IllegalStep = "illegal_step",
     /// 404 to a cancellation.
     NoSuchOrder = "no_such_order",
-    /// 503: nothing was done, or it is not known; or no answer at all.
+    /// 503 or no response: whether there is an order is not known.
     Unknown = "unknown",
-    /// An answer that no buyer should get.
+    /// Any other response: an error of the server.
     Wrong = "wrong",
 }
 
-impl Heard {
-    /// A yes to an attempt to buy: there must be a row.
-    pub const fn is_yes(self) -> bool {
+impl Response {
+    /// Whether the response confirms an order, which the ledger must then have.
+    pub const fn is_confirmation(self) -> bool {
         matches!(self, Self::Created | Self::Already | Self::Pending)
     }
 
-    /// May there be a row after this?
-    pub const fn may_have_row(self) -> bool {
-        self.is_yes() || matches!(self, Self::Unknown | Self::Wrong)
+    /// Whether the ledger may have an order after this response.
+    pub const fn may_have_created(self) -> bool {
+        self.is_confirmation() || matches!(self, Self::Unknown | Self::Wrong)
     }
 
-    /// The refusal of this code, if it is one that an attempt can end with.
+    /// Classifies the reply to an attempt.
+    pub fn of(action: Action, reply: &Reply) -> Self {
+        match (action, reply.status.as_u16()) {
+            (Action::Buy, 201) => Self::Created,
+            (Action::Buy, 200) => Self::Already,
+            (Action::Buy, 202) => Self::Pending,
+            (Action::Cancel, 200) => Self::Cancelled,
+            (_, 503) => Self::Unknown,
+            _ => Self::refusal(&reply.text("code")).unwrap_or(Self::Wrong),
+        }
+    }
+
+    /// The refusal with this code, if an attempt can end with it.
     pub fn refusal(code: &str) -> Option<Self> {
         let refusals = [
             Self::SoldOut,
@@ -73,7 +87,7 @@ impl Heard {
             Self::IllegalStep,
             Self::NoSuchOrder,
         ];
-        refusals.into_iter().find(|heard| heard.as_str() == code)
+        refusals.into_iter().find(|response| response.as_str() == code)
     }
 }
 
@@ -99,11 +113,11 @@ pub struct Attempt {
     pub action: Action,
     pub sale: SaleId,
     pub user: UserId,
-    /// Microseconds since 1970, by a clock that never goes back during the run.
+    /// Microseconds since the Unix epoch, by a monotonic clock.
     pub start_us: u64,
     pub end_us: u64,
-    pub heard: Heard,
-    /// The order that a yes names, or that is to be cancelled.
+    pub response: Response,
+    /// The order that a confirmation names, or that is to be cancelled.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub order: Option<OrderId>,
 }
@@ -116,7 +130,7 @@ pub enum HistoryError {
     Line { line: usize, source: serde_json::Error },
 }
 
-/// One JSON object a line.
+/// Writes one JSON object per line.
 pub fn write(history: &[Attempt], mut to: impl Write) -> Result<(), HistoryError> {
     for attempt in history {
         serde_json::to_writer(&mut to, attempt).map_err(std::io::Error::from)?;
@@ -141,35 +155,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_history_is_read_back() {
         let id = |n| OrderId::new(n).unwrap();
-        let attempt = |action, heard, order| Attempt {
+        let attempt = |action, response, order| Attempt {
             action,
             sale: SaleId::new(1).unwrap(),
             user: UserId::new(i64::MAX).unwrap(),
             start_us: 5,
             end_us: 6,
-            heard,
+            response,
             order,
         };
         let history = [
-            attempt(Action::Buy, Heard::Created, Some(id(3))),
-            attempt(Action::Buy, Heard::SoldOut, None),
-            attempt(Action::Cancel, Heard::Cancelled, Some(id(3))),
+            attempt(Action::Buy, Response::Created, Some(id(3))),
+            attempt(Action::Buy, Response::SoldOut, None),
+            attempt(Action::Cancel, Response::Cancelled, Some(id(3))),
         ];
         let mut text = Vec::new();
         write(&history, &mut text).unwrap();
         assert_eq!(read(&text[..]).unwrap(), history);
-        let told = read(&b"\n{}\n"[..]).unwrap_err().to_string();
-        assert!(told.contains("line 2"), "{told}");
+        let error = read(&b"\n{}\n"[..]).unwrap_err().to_string();
+        assert!(error.contains("line 2"), "{error}");
     }
 
     #[test]
-    fn an_answer_is_written_as_its_name() {
-        for heard in Heard::ALL {
-            assert_eq!(serde_json::to_value(heard).unwrap(), heard.as_str());
+    fn response_is_serialized_as_its_name() {
+        for response in Response::ALL {
+            assert_eq!(serde_json::to_value(response).unwrap(), response.as_str());
         }
-        assert_eq!(Heard::refusal("paused"), Some(Heard::Paused));
-        assert_eq!(Heard::refusal("created"), None);
+        assert_eq!(Response::refusal("paused"), Some(Response::Paused));
+        assert_eq!(Response::refusal("created"), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Load test with verification.
 //!
 //! - [`mod@bench`]: the phases of a benchmark; `storm`: its last one
-//! - [`generator`]: buyers on raw connections; [`history`]: what they sent and how they were answered
-//! - [`system`]: the nodes, the administrator's routes and the ledger
+//! - [`generator`]: the load generator; [`history`], [`recorder`]: the recorded requests and responses
+//! - [`system`]: the nodes, the administration routes and the ledger
 //! - [`check`]: the invariants
 //! - [`report`]: the result; [`machine`]: the processor time and memory that were used
 //! - [`process`], [`servers`]: child processes and private database servers; [`http`]: an HTTP client
@@ -14,6 +14,7 @@ pub mod history;
 pub mod http;
 pub mod machine;
 pub mod process;
+pub mod recorder;
 pub mod report;
 pub mod servers;
 mod storm;

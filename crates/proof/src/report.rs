@@ -1,4 +1,4 @@
-//! What a benchmark tells: a table, stable JSON, a page with plots.
+//! The report of a benchmark: a table, stable JSON, a page with plots.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::check::Line;
 use crate::generator::Sample;
-use crate::history::Heard;
+use crate::history::Response;
 
-/// Everything a run came to. The JSON of this is stable: members are added, never changed.
+/// The results of a run. The JSON is stable: members are added, never changed.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub tier: String,
@@ -21,15 +21,15 @@ pub struct Report {
     pub noop: Noop,
     pub storm: Storm,
     pub latency_ms: Latencies,
-    /// Each kind of answer to an attempt to buy, by phase.
-    pub answers: Vec<AnswerLatency>,
+    /// Each kind of response to an attempt to buy, by phase.
+    pub responses: Vec<ResponseLatency>,
     pub batch: Batch,
-    /// Of the largest node; null if the nodes are not ours.
+    /// Of the largest node; null if the nodes were not started by this process.
     pub peak_rss_bytes: Option<u64>,
-    /// The part of the machine's time that its other guests had; null where it cannot be told.
+    /// The fraction of processor time that other guests of the host used; null where it cannot be read.
     pub steal: Option<f64>,
     pub seed: u64,
-    /// Requests a second, in open loop.
+    /// Requests per second in open loop; null in closed loop.
     pub rate: Option<f64>,
     pub checks: Vec<Line>,
     pub violations: Vec<String>,
@@ -37,16 +37,16 @@ pub struct Report {
     pub timeline: Timeline,
 }
 
-/// One kind of answer.
+/// One kind of response.
 #[derive(Debug, Serialize)]
 pub struct Measured {
     pub count: usize,
     pub per_s: f64,
-    /// Its rate against the no-op's, in the same rounds.
+    /// The rate divided by the rate of the no-op in the same rounds.
     pub vs_noop: f64,
-    /// The servers' processor time for one, in microseconds; null if the nodes are not ours.
+    /// Processor time of the servers per response, in microseconds; null if the nodes were not started by this process.
     pub cpu_us: Option<f64>,
-    /// Answers of another kind in the same slices.
+    /// Responses of other kinds in the same slices.
     pub other: usize,
 }
 
@@ -57,14 +57,14 @@ pub struct Noop {
     pub cpu_us: Option<f64>,
 }
 
-/// The proof: what the crowd heard against what the ledger holds.
+/// The verification of the storm: the responses compared with the ledger.
 #[derive(Debug, Default, Serialize)]
 pub struct Storm {
     pub buyers: usize,
     pub stock: usize,
     pub tries: usize,
     pub sold: usize,
-    /// Given back on the way, and sold again.
+    /// Cancelled during the storm and sold again.
     pub returned: usize,
     pub oversold: usize,
     pub undersold: usize,
@@ -92,28 +92,28 @@ pub struct Latencies {
     pub refusal: Quantiles,
 }
 
-/// One kind of answer in one phase.
+/// One kind of response in one phase.
 #[derive(Debug, Serialize)]
-pub struct AnswerLatency {
+pub struct ResponseLatency {
     pub phase: &'static str,
-    pub answer: &'static str,
+    pub response: &'static str,
     pub count: usize,
     pub latency_ms: Quantiles,
 }
 
-impl AnswerLatency {
-    /// Every kind that there was.
+impl ResponseLatency {
+    /// One entry for every kind of response that occurred.
     pub fn of(phase: &'static str, samples: &[Sample]) -> Vec<Self> {
-        let of = |&kind: &Heard| {
-            let count = samples.iter().filter(|sample| sample.heard == kind).count();
+        let of = |&kind: &Response| {
+            let count = samples.iter().filter(|sample| sample.response == kind).count();
             let latency = || Quantiles::of(samples, kind);
-            (count > 0).then(|| Self { phase, answer: kind.as_str(), count, latency_ms: latency() })
+            (count > 0).then(|| Self { phase, response: kind.as_str(), count, latency_ms: latency() })
         };
-        Heard::ALL.iter().filter_map(of).collect()
+        Response::ALL.iter().filter_map(of).collect()
     }
 }
 
-/// In milliseconds. In open loop from the moment a request was due.
+/// In milliseconds. In open loop from the scheduled time of the request.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Quantiles {
     pub p50: f64,
@@ -122,7 +122,7 @@ pub struct Quantiles {
 }
 
 fn histogram<'a>(samples: impl Iterator<Item = &'a Sample>) -> Option<Histogram<u64>> {
-    // Up to a minute, to three digits.
+    // Up to a minute, with three significant digits.
     let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3).ok()?;
     for sample in samples {
         histogram.saturating_record(sample.end_us.saturating_sub(sample.due_us).max(1));
@@ -136,15 +136,15 @@ fn ms(histogram: &Histogram<u64>, quantile: f64) -> f64 {
 }
 
 impl Quantiles {
-    pub fn of(samples: &[Sample], kind: Heard) -> Self {
-        let Some(histogram) = histogram(samples.iter().filter(|sample| sample.heard == kind)) else {
+    pub fn of(samples: &[Sample], kind: Response) -> Self {
+        let Some(histogram) = histogram(samples.iter().filter(|sample| sample.response == kind)) else {
             return Self::default();
         };
         Self { p50: ms(&histogram, 0.5), p99: ms(&histogram, 0.99), p999: ms(&histogram, 0.999) }
     }
 }
 
-/// Sizes of the ledger's batches in the rounds, by the bounds of the server's histogram; null if there were none.
+/// Sizes of the recorded batches, as upper bounds of the server's histogram; null if there were none.
 #[derive(Debug, Default, Serialize)]
 pub struct Batch {
     pub p50: Option<f64>,
@@ -152,7 +152,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// From what the histogram had grown by.
+    /// From the difference between two histograms.
     pub fn of(before: &[(f64, u64)], after: &[(f64, u64)]) -> Self {
         let earlier = |bound: f64| {
             before.iter().find(|(other, _)| other.total_cmp(&bound).is_eq()).map_or(0, |(_, count)| *count)
@@ -192,10 +192,10 @@ impl fmt::Display for Report {
         let Noop { count, per_s, cpu_us } = &self.noop;
         writeln!(f, "{:<10}{count:>10}{per_s:>12.0}{:>10}{:>10}", "no-op", "1.00", cpu(*cpu_us))?;
         writeln!(f)?;
-        writeln!(f, "{:<10}{:<18}{:>10}{:>29}{:>9}{:>9}", "phase", "answer", "count", "p50 ms", "p99 ms", "p999 ms")?;
-        for AnswerLatency { phase, answer, count, latency_ms } in &self.answers {
+        writeln!(f, "{:<10}{:<18}{:>10}{:>29}{:>9}{:>9}", "phase", "response", "count", "p50 ms", "p99 ms", "p999 ms")?;
+        for ResponseLatency { phase, response, count, latency_ms } in &self.responses {
             let Quantiles { p50, p99, p999 } = latency_ms;
-            writeln!(f, "{phase:<10}{answer:<18}{count:>10}{p50:>29.2}{p99:>9.2}{p999:>9.2}")?;
+            writeln!(f, "{phase:<10}{response:<18}{count:>10}{p50:>29.2}{p99:>9.2}{p999:>9.2}")?;
         }
         writeln!(f)?;
         let size = |size: Option<f64>| size.map_or_else(|| "-".to_owned(), |size| format!("{size:.0}"));
@@ -210,7 +210,7 @@ impl fmt::Display for Report {
         let s = &self.storm;
         writeln!(
             f,
-            "storm: {} buyers, {} tries, stock {}: {} sold ({} cancelled and sold again); {} oversold, {} undersold, {} duplicated, {} lost, {} unexpected",
+            "storm: {} buyers, {} attempts, stock {}: {} sold ({} cancelled and sold again); {} oversold, {} undersold, {} duplicated, {} lost, {} unexpected",
             s.buyers, s.tries, s.stock, s.sold, s.returned, s.oversold, s.undersold, s.duplicated, s.lost, s.unexpected
         )?;
         writeln!(f)?;
@@ -226,7 +226,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What happened when: answers and their latency, a tenth of a second at a time.
+/// Responses and their latency over time, in slots of a tenth of a second.
 #[derive(Debug, Default)]
 pub struct Timeline {
     slots: BTreeMap<(&'static str, u64), Slot>,
@@ -234,7 +234,7 @@ pub struct Timeline {
 
 #[derive(Debug, Default)]
 struct Slot {
-    answers: u64,
+    responses: u64,
     slowest_us: u64,
 }
 
@@ -244,7 +244,7 @@ impl Timeline {
     pub fn add(&mut self, phase: &'static str, samples: &[Sample]) {
         for sample in samples {
             let slot = self.slots.entry((phase, sample.end_us / SLOT_US)).or_default();
-            slot.answers += 1;
+            slot.responses += 1;
             slot.slowest_us = slot.slowest_us.max(sample.end_us.saturating_sub(sample.due_us));
         }
     }
@@ -267,7 +267,7 @@ impl Timeline {
 const COLOURS: [(&str, &str); 4] =
     [("noop", "#8a8f98"), ("orders", "#1a7f4b"), ("refusals", "#b3541e"), ("storm", "#6a3fb5")];
 
-/// A plot of points over seconds: one colour a phase.
+/// A plot of points over seconds, with one colour per phase.
 fn plot(title: &str, unit: &str, phases: &[(&'static str, Vec<(f64, f64)>)]) -> String {
     let (width, height, left, bottom) = (860.0, 240.0, 70.0, 30.0);
     let all = || phases.iter().flat_map(|(_, points)| points);
@@ -320,21 +320,21 @@ fn plot(title: &str, unit: &str, phases: &[(&'static str, Vec<(f64, f64)>)]) -> 
 }
 
 impl Report {
-    /// Answers a second over time.
+    /// Responses per second over time.
     pub fn rates_svg(&self) -> String {
-        #[expect(clippy::cast_precision_loss, reason = "answers in a tenth of a second")]
-        let points = self.timeline.points(|slot| slot.answers as f64 * 10.0);
-        plot("Answers a second", "a dot is a tenth of a second", &points)
+        #[expect(clippy::cast_precision_loss, reason = "responses in a tenth of a second")]
+        let points = self.timeline.points(|slot| slot.responses as f64 * 10.0);
+        plot("Responses per second", "one dot per tenth of a second", &points)
     }
 
-    /// The slowest answer over time.
+    /// The slowest response over time.
     pub fn slowest_svg(&self) -> String {
         #[expect(clippy::cast_precision_loss, reason = "microseconds of at most a minute")]
         let points = self.timeline.points(|slot| slot.slowest_us as f64 / 1000.0);
-        plot("Slowest answer, ms", "a dot is the slowest in a tenth of a second", &points)
+        plot("Slowest response, ms", "one dot per tenth of a second", &points)
     }
 
-    /// One page with everything in it.
+    /// A self-contained page with the table, the plots and the JSON.
     pub fn html(&self) -> String {
         let escape = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;");
         let json = serde_json::to_string_pretty(self).unwrap_or_default();
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_told_by_what_was_added() {
+    fn batch_sizes_are_the_difference_of_two_histograms() {
         let before = [(1.0, 10), (2.0, 10), (f64::INFINITY, 10)];
         let after = [(1.0, 10), (2.0, 15), (f64::INFINITY, 15)];
         let batch = Batch::of(&before, &after);

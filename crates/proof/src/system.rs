@@ -1,4 +1,4 @@
-//! The system under load, as seen from outside: its nodes, its administrator's routes, its ledger.
+//! The system under test, seen from outside: its nodes, its administration routes, its ledger.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use stampede_core::{
     Window,
 };
 
-use crate::check::{Evidence, GateView, NodeGate};
-use crate::history::Heard;
+use crate::check::{self, Backlog, Evidence, GateView, Line, NodeGate, Polling, Rules};
+use crate::history::Attempt;
 use crate::http::{Client, Reply};
 use crate::machine;
 use crate::process::Process;
@@ -25,10 +25,10 @@ pub enum SystemError {
     Start(#[source] std::io::Error),
     #[error("{what} failed")]
     Call { what: String, source: Box<dyn std::error::Error + Send + Sync> },
-    #[error("{what} was answered with {status}: {body}")]
+    #[error("{what} returned {status}: {body}")]
     Refused { what: String, status: u16, body: String },
-    #[error("{0} was answered with something else than expected")]
-    Strange(String),
+    #[error("{0} returned an unexpected response")]
+    Unexpected(String),
     #[error("the ledger cannot be read")]
     Ledger(#[from] stampede_core::ports::LedgerError),
     #[error("there is no sale {0}")]
@@ -39,7 +39,7 @@ pub enum SystemError {
 
 type Result<T> = std::result::Result<T, SystemError>;
 
-/// A process of ours, which can be killed and started again at the same address.
+/// A node that this process started. It can be killed and started again at the same address.
 pub struct Node {
     process: Process,
     address: SocketAddr,
@@ -52,8 +52,8 @@ impl fmt::Debug for Node {
     }
 }
 
-/// How long a node may take to learn of another's change.
-const SHOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a node may take to see another node's change.
+const PROPAGATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a node may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -67,7 +67,7 @@ fn start(command: Command) -> Result<(Process, SocketAddr)> {
 }
 
 impl Node {
-    /// `command` makes the command that serves, on the address given or on any.
+    /// `command` builds the command that serves on the given address, or on any free one.
     pub fn start(command: impl Fn(Option<SocketAddr>) -> Command + Send + 'static) -> Result<Self> {
         let (process, address) = start(command(None))?;
         Ok(Self { process, address, command: Box::new(command) })
@@ -77,14 +77,14 @@ impl Node {
         self.address
     }
 
-    /// `kill -9`, then the same again at the same address.
-    pub fn crash(&mut self) -> Result<()> {
+    /// Sends SIGKILL and starts the node again at the same address.
+    pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.kill().map_err(SystemError::Start)?;
         self.process = start((self.command)(Some(self.address)))?.0;
         Ok(())
     }
 
-    /// As an operator stops it.
+    /// Stops the node gracefully, with SIGTERM.
     pub fn stop(mut self) -> Result<()> {
         self.process.signal("TERM").map_err(SystemError::Start)?;
         let status = self.process.wait(Duration::from_secs(60)).map_err(SystemError::Start)?;
@@ -92,7 +92,7 @@ impl Node {
     }
 }
 
-/// Buyers with sessions, by their number.
+/// Buyers with sessions, by index.
 #[derive(Debug, Clone)]
 pub struct Buyers {
     pub users: Vec<UserId>,
@@ -101,38 +101,38 @@ pub struct Buyers {
 
 #[derive(Debug)]
 pub struct System {
-    /// Where buyers go.
+    /// The addresses for buyers.
     pub addresses: Vec<SocketAddr>,
-    /// Where administrators go, one for each node whose gate is compared; the first is asked for everything else.
+    /// The addresses for administrators, one per node whose gate is compared. The first one serves all other requests.
     pub admins: Vec<SocketAddr>,
     pub token: String,
-    /// Empty if somebody else runs them.
+    /// Empty if the system was already running.
     pub nodes: Vec<Node>,
-    /// Without it the ledger is read through the administrator's routes.
+    /// `None`: the ledger is read through the administration routes.
     pub ledger: Option<Arc<dyn Ledger>>,
 }
 
-/// How many test buyers are logged in with one call, and how many orders are read with one.
+/// The number of test sessions created, and of orders read, per request.
 const PAGE: usize = 10_000;
 
-fn strange(what: &str) -> SystemError {
-    SystemError::Strange(what.to_owned())
+fn unexpected(what: &str) -> SystemError {
+    SystemError::Unexpected(what.to_owned())
 }
 
 fn field<'a>(value: &'a Value, name: &str, what: &str) -> Result<&'a Value> {
-    value.get(name).ok_or_else(|| strange(what))
+    value.get(name).ok_or_else(|| unexpected(what))
 }
 
 fn text<T: std::str::FromStr>(value: &Value, name: &str, what: &str) -> Result<T> {
-    field(value, name, what)?.as_str().and_then(|text| text.parse().ok()).ok_or_else(|| strange(what))
+    field(value, name, what)?.as_str().and_then(|text| text.parse().ok()).ok_or_else(|| unexpected(what))
 }
 
 fn number<T: TryFrom<i64>>(value: &Value, name: &str, what: &str) -> Result<T> {
-    field(value, name, what)?.as_i64().and_then(|n| T::try_from(n).ok()).ok_or_else(|| strange(what))
+    field(value, name, what)?.as_i64().and_then(|n| T::try_from(n).ok()).ok_or_else(|| unexpected(what))
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(value: &Value, name: &str, what: &str) -> Result<T> {
-    serde_json::from_value(field(value, name, what)?.clone()).map_err(|_| strange(what))
+    serde_json::from_value(field(value, name, what)?.clone()).map_err(|_| unexpected(what))
 }
 
 impl System {
@@ -157,41 +157,41 @@ impl System {
         Err(SystemError::Refused { what, status: reply.status.as_u16(), body })
     }
 
-    async fn made(&self, path: &str, body: &Value) -> Result<String> {
+    async fn create(&self, path: &str, body: &Value) -> Result<String> {
         let id = self.call(path, Some(body)).await?.text("id");
-        if id.is_empty() { Err(strange(path)) } else { Ok(id) }
+        if id.is_empty() { Err(unexpected(path)) } else { Ok(id) }
     }
 
-    /// A shop to sell from.
-    pub async fn make_shop(&self) -> Result<String> {
-        self.made("/admin/v1/shops", &json!({ "type_id": "1", "name": "Load test" })).await
+    /// Creates a shop.
+    pub async fn create_shop(&self) -> Result<String> {
+        self.create("/admin/v1/shops", &json!({ "type_id": "1", "name": "Load test" })).await
     }
 
-    /// A sale that is on for the next day.
-    pub async fn make_sale(&self, shop: &str, stock: usize) -> Result<SaleId> {
+    /// Creates a sale that is open for the next day, and waits until every node shows it.
+    pub async fn create_sale(&self, shop: &str, stock: usize) -> Result<SaleId> {
         let voucher = json!({
             "shop_id": shop, "kind": "flash_sale", "title": "Load test", "price_cents": 100, "worth_cents": 200,
         });
-        let voucher = self.made("/admin/v1/vouchers", &voucher).await?;
+        let voucher = self.create("/admin/v1/vouchers", &voucher).await?;
         let now = SystemClock.now();
-        // A little earlier, for a server whose clock is behind ours.
+        // The begin is in the past, in case the server's clock is behind.
         let (begin, end) = (now.minus(Duration::from_secs(60)), now.plus(Duration::from_secs(24 * 3600)));
         let sale = json!({ "voucher_id": voucher, "stock": stock, "begin": begin, "end": end });
-        let sale = self.made("/admin/v1/sales", &sale).await?.parse().map_err(|_| strange("a new sale"))?;
-        self.shown_everywhere(sale, stock).await?;
+        let sale = self.create("/admin/v1/sales", &sale).await?.parse().map_err(|_| unexpected("a new sale"))?;
+        self.wait_for_sale(sale, stock).await?;
         Ok(sale)
     }
 
-    /// Logs so many test buyers in.
+    /// Creates sessions for this many test buyers.
     pub async fn log_in(&self, count: usize) -> Result<Buyers> {
-        let what = "a login of test buyers";
+        let what = "POST /admin/v1/load-test/sessions";
         let (mut users, mut tokens) = (Vec::with_capacity(count), Vec::with_capacity(count));
         while users.len() < count {
             let some = (count - users.len()).min(PAGE);
             let body = json!({ "first": users.len(), "count": some });
-            let answer = self.call("/admin/v1/load-test/sessions", Some(&body)).await?.json();
-            let sessions = field(&answer, "sessions", what)?.as_array().filter(|all| all.len() == some);
-            for session in sessions.ok_or_else(|| strange(what))? {
+            let body = self.call("/admin/v1/load-test/sessions", Some(&body)).await?.json();
+            let sessions = field(&body, "sessions", what)?.as_array().filter(|all| all.len() == some);
+            for session in sessions.ok_or_else(|| unexpected(what))? {
                 users.push(text(session, "user_id", what)?);
                 tokens.push(text(session, "token", what)?);
             }
@@ -199,27 +199,12 @@ impl System {
         Ok(Buyers { users, tokens: Arc::new(tokens) })
     }
 
-    /// Cancels a buyer's order at one of the nodes; how that was answered.
-    pub async fn cancel(&self, order: OrderId, token: &str) -> Heard {
-        let Some(&address) = self.addresses.first() else { return Heard::Unknown };
-        let exchange = async {
-            let mut client = Client::connect(address).await?;
-            client.post(&format!("/v1/orders/{order}/cancel"), token, &Value::Null).await
-        };
-        match exchange.await {
-            Ok(reply) if reply.status == 200 => Heard::Cancelled,
-            Ok(reply) if reply.status == 503 => Heard::Unknown,
-            Ok(reply) => Heard::refusal(&reply.text("code")).unwrap_or(Heard::Wrong),
-            Err(_) => Heard::Unknown,
-        }
-    }
-
-    /// Waits until every node shows at least so many of the sale: each of them learns of the others' changes in its own time.
-    pub async fn shown_everywhere(&self, sale: SaleId, remaining: usize) -> Result<()> {
+    /// Waits until every node shows the sale with at least this much remaining stock: nodes poll each other's changes.
+    pub async fn wait_for_sale(&self, sale: SaleId, remaining: usize) -> Result<()> {
         let what = format!("GET /v1/sales/{sale}");
         let failed = |source| SystemError::Call { what: what.clone(), source };
         for &address in &self.addresses {
-            let deadline = Instant::now() + SHOWN_TIMEOUT;
+            let deadline = Instant::now() + PROPAGATION_TIMEOUT;
             let mut client = Client::connect(address).await.map_err(failed)?;
             loop {
                 let reply = client.get(&format!("/v1/sales/{sale}"), "").await.map_err(failed)?;
@@ -228,7 +213,7 @@ impl System {
                     break;
                 }
                 if Instant::now() >= deadline {
-                    return Err(strange(&format!("{what} at {address}")));
+                    return Err(unexpected(&format!("{what} at {address}")));
                 }
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -236,31 +221,31 @@ impl System {
         Ok(())
     }
 
-    /// What the gate of a node holds of a sale.
+    /// Reads the state of a sale in the gate of a node.
     async fn gate(&self, node: SocketAddr, sale: SaleId) -> Result<NodeGate> {
         let path = format!("/admin/v1/sales/{sale}/gate");
-        let answer = match self.call_at(node, &path, None).await {
+        let body = match self.call_at(node, &path, None).await {
             Ok(reply) => reply.json(),
             Err(SystemError::Refused { status: 404, .. }) => {
                 return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0 });
             }
             Err(error) => return Err(error),
         };
-        let digest: String = text(&answer, "digest", &path)?;
-        let digest = u64::from_str_radix(&digest, 16).map_err(|_| strange(&path))?;
-        let (cap, marks) = (number(&answer, "cap", &path)?, number(&answer, "marks", &path)?);
+        let digest: String = text(&body, "digest", &path)?;
+        let digest = u64::from_str_radix(&digest, 16).map_err(|_| unexpected(&path))?;
+        let (cap, marks) = (number(&body, "cap", &path)?, number(&body, "marks", &path)?);
         let view = Some(GateView { cap, marks, digest, owners: None });
-        Ok(NodeGate { node: node.to_string(), view, waiting: number(&answer, "waiting", &path)? })
+        Ok(NodeGate { node: node.to_string(), view, waiting: number(&body, "waiting", &path)? })
     }
 
-    /// The marks of a gate, one by one. A page is of one moment, all pages are of several.
+    /// Reads the marks of a gate. Each page is consistent, the pages together are not.
     async fn marks(&self, node: SocketAddr, sale: SaleId) -> Result<Vec<(UserId, OrderId)>> {
         let mut marks = Vec::new();
         let mut after = String::new();
         loop {
             let path = format!("/admin/v1/sales/{sale}/marks?limit=100000{after}");
             let page = self.call_at(node, &path, None).await?.json();
-            for mark in field(&page, "marks", &path)?.as_array().ok_or_else(|| strange(&path))? {
+            for mark in field(&page, "marks", &path)?.as_array().ok_or_else(|| unexpected(&path))? {
                 marks.push((text(mark, "user_id", &path)?, text(mark, "order_id", &path)?));
             }
             match field(&page, "next", &path)?.as_str() {
@@ -270,7 +255,7 @@ impl System {
         }
     }
 
-    /// All that is known of a sale. Each node has a gate of its own in `solo`, and every one is asked.
+    /// Reads the ledger's records of a sale and the gates of all nodes: in `solo`, every node has its own gate.
     pub async fn evidence(&self, sale: SaleId) -> Result<Evidence> {
         let mut gates = Vec::new();
         for &node in &self.admins {
@@ -280,22 +265,22 @@ impl System {
             Some(ledger) => ledger.inspect(sale).await?.ok_or(SystemError::NoSale(sale))?,
             None => self.inspect(sale).await?,
         };
-        // Only where something differs is it worth the transfer of all marks.
-        if gates.iter().filter_map(|gate| gate.view.as_ref()).any(|view| !view.agrees_with(&ledger)) {
+        // All marks are transferred only if a digest differs.
+        if gates.iter().filter_map(|gate| gate.view.as_ref()).any(|view| !view.matches(&ledger)) {
             for (&node, gate) in self.admins.iter().zip(&mut gates) {
                 match (self.marks(node, sale).await, &mut gate.view) {
                     (Ok(marks), Some(view)) => view.owners = Some(marks),
-                    // It was dropped from memory in between.
+                    // The gate has evicted the sale in the meantime.
                     (Err(SystemError::Refused { status: 404, .. }), view) => *view = None,
                     (Err(error), _) => return Err(error),
                     (Ok(_), None) => {}
                 }
             }
         }
-        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates })
+        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates, backlog: Backlog::default() })
     }
 
-    /// The same of several sales.
+    /// Reads the evidence of several sales.
     pub async fn evidence_of(&self, sales: &[SaleId]) -> Result<Vec<Evidence>> {
         let mut all = Vec::with_capacity(sales.len());
         for &sale in sales {
@@ -304,23 +289,39 @@ impl System {
         Ok(all)
     }
 
-    /// Some live orders of a sale, and whose they are.
+    /// Checks the invariants of these sales. A running system is polled, and only findings that persist count; a stopped one is read once.
+    pub async fn check(
+        &self,
+        sales: &[SaleId],
+        polling: Polling,
+        rules: Rules,
+        history: Option<&[Attempt]>,
+    ) -> Result<(Vec<Evidence>, Vec<Line>)> {
+        if self.admins.is_empty() {
+            let evidence = self.evidence_of(sales).await?;
+            let lines = check::check(&evidence, history, rules);
+            return Ok((evidence, lines));
+        }
+        check::poll(polling, rules, history, async || self.evidence_of(sales).await).await
+    }
+
+    /// Some live orders of a sale with their users.
     pub async fn some_orders(&self, sale: SaleId) -> Result<Vec<(UserId, OrderId)>> {
         let path = format!("/admin/v1/sales/{sale}/orders?limit={PAGE}");
         let page = self.call(&path, None).await?.json();
-        let rows = field(&page, "orders", &path)?.as_array().ok_or_else(|| strange(&path))?.clone();
+        let rows = field(&page, "orders", &path)?.as_array().ok_or_else(|| unexpected(&path))?.clone();
         let rows: Result<Vec<OrderRow>> = rows.iter().map(|row| read_row(row, sale, &path)).collect();
         Ok(rows?.into_iter().filter(|row| row.live).map(|row| (row.order.user, row.order.id)).collect())
     }
 
-    /// The ledger's side through the administrator's routes. Of several moments, so only at rest.
+    /// Reads the ledger's records through the administration routes. The pages are consistent with each other only if nothing changes.
     async fn inspect(&self, id: SaleId) -> Result<SaleRecords> {
         let mut orders = Vec::new();
         let mut after = String::new();
         loop {
             let path = format!("/admin/v1/sales/{id}/orders?limit={PAGE}{after}");
             let page = self.call(&path, None).await?.json();
-            for row in field(&page, "orders", &path)?.as_array().ok_or_else(|| strange(&path))? {
+            for row in field(&page, "orders", &path)?.as_array().ok_or_else(|| unexpected(&path))? {
                 orders.push(read_row(row, id, &path)?);
             }
             match field(&page, "next", &path)?.as_str() {
@@ -332,7 +333,7 @@ impl System {
         let sale = self.call(&path, None).await?.json();
         let total: u32 = number(&sale, "total", &path)?;
         let price: i64 = number(&sale, "price_cents", &path)?;
-        let money = |cents| Money::from_cents(cents).ok_or_else(|| strange(&path));
+        let money = |cents| Money::from_cents(cents).ok_or_else(|| unexpected(&path));
         let sale = Sale {
             id,
             voucher: text::<VoucherId>(&sale, "voucher_id", &path)?,
@@ -343,7 +344,7 @@ impl System {
             window: Window { begin: parsed(&sale, "begin", &path)?, end: parsed(&sale, "end", &path)? },
             total,
             cap: total,
-            // Not told by this way: what is live is counted.
+            // The routes do not return this number, so the live orders are counted.
             sold: u32::try_from(orders.iter().filter(|row: &&OrderRow| row.live).count()).unwrap_or(u32::MAX),
             epoch: Epoch(number(&sale, "epoch", &path)?),
             ver: number(&sale, "ver", &path)?,
@@ -362,7 +363,7 @@ impl System {
             let before = sales.last().map_or_else(String::new, |last| format!("&before={last}"));
             let path = format!("/admin/v1/sales?limit=100{before}");
             let page = self.call(&path, None).await?.json();
-            let page = field(&page, "sales", &path)?.as_array().ok_or_else(|| strange(&path))?.clone();
+            let page = field(&page, "sales", &path)?.as_array().ok_or_else(|| unexpected(&path))?.clone();
             for sale in &page {
                 sales.push(text(sale, "id", &path)?);
             }
@@ -372,7 +373,7 @@ impl System {
         }
     }
 
-    /// The sizes of the batches so far: how many were at most so large, by rising size; the last is all.
+    /// The histogram of batch sizes: cumulative counts by upper bound.
     pub async fn batches(&self) -> Result<Vec<(f64, u64)>> {
         let reply = self.call("/metrics", None).await?;
         let text = String::from_utf8_lossy(&reply.body).into_owned();
@@ -383,13 +384,13 @@ impl System {
         Ok(text.lines().filter_map(bucket).collect())
     }
 
-    /// The processor time that the nodes have used so far; `None` if they are not ours.
+    /// The processor time of the nodes so far, or `None` if this process did not start them.
     pub fn cpu(&self) -> Option<Duration> {
         let all: Option<Vec<Duration>> = self.nodes.iter().map(|node| machine::cpu(node.process.pid())).collect();
         all.filter(|all| !all.is_empty()).map(|all| all.iter().sum())
     }
 
-    /// The most memory that a node has held at once.
+    /// The peak memory of the largest node.
     pub fn peak_rss(&self) -> Option<u64> {
         self.nodes.iter().filter_map(|node| machine::peak_rss(node.process.pid())).max()
     }
@@ -401,10 +402,10 @@ fn read_row(row: &Value, sale: SaleId, what: &str) -> Result<OrderRow> {
         sale,
         user: text(row, "user_id", what)?,
         status: parsed(row, "status", what)?,
-        price: Money::from_cents(number(row, "price_cents", what)?).ok_or_else(|| strange(what))?,
+        price: Money::from_cents(number(row, "price_cents", what)?).ok_or_else(|| unexpected(what))?,
         created_at: parsed::<Timestamp>(row, "created_at", what)?,
         updated_at: parsed::<Timestamp>(row, "updated_at", what)?,
     };
-    let live = field(row, "live", what)?.as_bool().ok_or_else(|| strange(what))?;
+    let live = field(row, "live", what)?.as_bool().ok_or_else(|| unexpected(what))?;
     Ok(OrderRow { order, live, epoch: Epoch(number(row, "epoch", what)?), seq: number(row, "seq", what)? })
 }

@@ -1,4 +1,4 @@
-//! Administrators, their roles, and the record of what they did.
+//! Administrators, their roles and the audit log.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use stampede_testkit::{Client, count};
 
-use crate::shop::{Kind, Place, Shop, TOKEN, command, folder, log_in};
+use crate::shop::{Kind, Shop, Storage, TOKEN, command, log_in, temporary_storage};
 
 const VIEWER: &str = "the-token-of-a-viewer-3b9e07c4a1d2";
 const SECOND: &str = "the-token-of-a-second-operator-68f1";
 
-/// A file with two more administrators.
+/// A settings file with two additional administrators.
 fn settings(dir: &Path) -> std::path::PathBuf {
     for (name, token) in [("viewer", VIEWER), ("second", SECOND)] {
         std::fs::write(dir.join(name), token).unwrap();
@@ -30,12 +30,12 @@ fn settings(dir: &Path) -> std::path::PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_viewer_changes_nothing_and_every_change_is_on_record() {
-    let folder = folder();
-    let mut command = command(&folder);
-    command.arg("--config").arg(settings(folder.path()));
+async fn viewer_cannot_change_anything_and_changes_are_audited() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
+    command.arg("--config").arg(settings(storage.path()));
     let shop = Shop::run(command);
-    let sale = shop.put_up(3).await;
+    let sale = shop.create_sale(3).await;
     let mut client = shop.client().await;
 
     for path in ["/admin/v1/sales", "/admin/v1/audit", "/metrics", &format!("/admin/v1/sales/{sale}")] {
@@ -51,8 +51,8 @@ async fn a_viewer_changes_nothing_and_every_change_is_on_record() {
         (format!("sales/{sale}/top-ups"), &top_up),
     ];
     for (path, body) in &changes {
-        let heard = client.post(&format!("/admin/v1/{path}"), VIEWER, body).await.unwrap();
-        assert_eq!((heard.status.as_u16(), heard.text("code").as_str()), (403, "forbidden"), "{path}");
+        let reply = client.post(&format!("/admin/v1/{path}"), VIEWER, body).await.unwrap();
+        assert_eq!((reply.status.as_u16(), reply.text("code").as_str()), (403, "forbidden"), "{path}");
     }
     let seen = client.get(&format!("/admin/v1/sales/{sale}"), VIEWER).await.unwrap().json();
     assert_eq!((&seen["status"], &seen["total"]), (&json!("on_sale"), &json!(3)));
@@ -83,14 +83,14 @@ async fn a_viewer_changes_nothing_and_every_change_is_on_record() {
     assert!(shop.stop().success());
 }
 
-/// What a person needs who must find out in the night who has changed what.
+/// The audit log shows who changed what, when, and from where.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn audit_records_tell_who_changed_what_from_what_to_what() {
-    let folder = folder();
-    let mut command = command(&folder);
-    command.arg("--config").arg(settings(folder.path())).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+async fn audit_log_has_actor_old_and_new_values() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
+    command.arg("--config").arg(settings(storage.path())).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
     let shop = Shop::run(command);
-    let sale = shop.put_up(3).await;
+    let sale = shop.create_sale(3).await;
     let mut client = shop.client().await;
     let voucher = client.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().text("voucher_id");
     let audit = async |query: &str| {
@@ -100,14 +100,14 @@ async fn audit_records_tell_who_changed_what_from_what_to_what() {
     };
     let of_sale = format!("target=sale%20{sale}");
 
-    // The sale by the name of what was made.
+    // The creation of the sale is found by the id of the sale.
     let made = audit(&of_sale).await.remove(0);
     assert_eq!(made["target"], format!("voucher {voucher}"));
     assert_eq!((&made["outcome"], &made["made"]), (&json!("done"), &json!(format!("sale {sale}"))));
     assert_eq!(made["request"]["stock"], 3);
     assert!(made["changes"].as_array().unwrap().contains(&json!({ "field": "total", "from": null, "to": 3 })));
 
-    // An edit of a voucher: only what has changed, from what to what; who, from where, by which request.
+    // An edit of a voucher: only the changed fields with old and new values; the actor, the address and the request id.
     let old = client.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().json();
     let shop_id =
         audit(&format!("target=voucher%20{voucher}")).await.pop().unwrap()["target"].as_str().unwrap()[5..].to_owned();
@@ -140,26 +140,26 @@ async fn audit_records_tell_who_changed_what_from_what_to_what() {
         shop.admin(path, body).await;
     }
     let log = audit(&format!("{of_sale}&limit=5")).await;
-    let told: Vec<_> = log.iter().rev().map(|one| (&one["outcome"], one["changes"].clone())).collect();
+    let recorded: Vec<_> = log.iter().rev().map(|one| (&one["outcome"], one["changes"].clone())).collect();
     let status = json!([{ "field": "status", "from": "on_sale", "to": "paused" }]);
     let total = json!([{ "field": "total", "from": 3, "to": 7 }]);
     let [done, unchanged, refused] = [json!("done"), json!("unchanged"), json!("illegal_step")];
     let none = json!([]);
     assert_eq!(
-        told,
+        recorded,
         [(&done, status), (&unchanged, none.clone()), (&done, total), (&unchanged, none.clone()), (&refused, none)]
     );
     assert_eq!(log[2]["request"], top_up.1);
     assert!(log[0]["error"].as_str().unwrap().contains("at most 10000000"), "{}", log[0]);
 
-    // A body that is not valid is asked for, and refused with its reason.
+    // An invalid request is recorded with the reason of its refusal.
     let bad = json!({ "type_id": "1", "name": "", "address": "x" });
     shop.admin("shops", &bad).await;
     let record = audit("limit=1").await.remove(0);
     assert_eq!((&record["outcome"], &record["request"]["name"]), (&json!("invalid_request"), &json!("")));
     assert!(record["error"].as_str().unwrap().contains("name"), "{record}");
 
-    // Test sessions, too.
+    // Test sessions are recorded as well.
     assert_eq!(shop.admin("load-test/sessions", &json!({ "first": 5, "count": 7 })).await.status, 200);
     let record = audit("limit=1").await.remove(0);
     assert_eq!(
@@ -170,10 +170,10 @@ async fn audit_records_tell_who_changed_what_from_what_to_what() {
     assert!(shop.stop().success());
 }
 
-/// Administrators edit the same voucher at the same time: each record tells what it really replaced.
-async fn old_values_are_those_that_were_replaced(kind: Kind) {
-    let place = Place::on(kind);
-    let shop = Shop::open(&place);
+/// Administrators edit the same voucher concurrently: each record has the value that it replaced.
+async fn audit_log_has_the_replaced_value_of_concurrent_edits(kind: Kind) {
+    let storage = Storage::on(kind);
+    let shop = Shop::open(&storage);
     let shop_id = shop.admin("shops", &json!({ "type_id": "1", "name": "S" })).await.text("id");
     let body = |title: &str| json!({ "shop_id": shop_id, "kind": "ordinary", "title": title, "price_cents": 1, "worth_cents": 2 });
     let voucher = shop.admin("vouchers", &body("first")).await.text("id");
@@ -206,7 +206,7 @@ async fn old_values_are_those_that_were_replaced(kind: Kind) {
         let Some(next) = page["next"].as_str() else { break };
         before = format!("&before={next}");
     }
-    // From the first title to the last one, through all of them.
+    // The records form a chain from the first title to the last one.
     let (mut title, mut steps) = ("first", 0);
     while let Some(next) = replaced.get(title) {
         (title, steps) = (next, steps + 1);
@@ -215,27 +215,14 @@ async fn old_values_are_those_that_were_replaced(kind: Kind) {
     assert_eq!((title, steps), (now["vouchers"][0]["title"].as_str().unwrap(), lanes * rounds));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_values_are_those_that_were_replaced_on_sqlite() {
-    old_values_are_those_that_were_replaced(Kind::Sqlite).await;
-}
+on_each_database!(audit_log_has_the_replaced_value_of_concurrent_edits);
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_values_are_those_that_were_replaced_on_mariadb() {
-    old_values_are_those_that_were_replaced(Kind::MariaDb).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_values_are_those_that_were_replaced_on_postgres() {
-    old_values_are_those_that_were_replaced(Kind::Postgres).await;
-}
-
-/// Behind a proxy that is trusted, the limits count the client's address and not the proxy's.
+/// Behind a trusted proxy, the limits count the client's address and not the proxy's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_count_the_client_behind_a_trusted_proxy() {
-    let folder = folder();
-    let mut command = command(&folder);
-    command.arg("--config").arg(settings(folder.path())).env("STAMPEDE__LOGIN__PER_IP__COUNT", "2");
+    let storage = temporary_storage();
+    let mut command = command(&storage);
+    command.arg("--config").arg(settings(storage.path())).env("STAMPEDE__LOGIN__PER_IP__COUNT", "2");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     let mut ask = async |n: u32, forwarded: &str| {
@@ -246,13 +233,13 @@ async fn limits_count_the_client_behind_a_trusted_proxy() {
     };
     assert_eq!([ask(1, "1.1.1.1").await, ask(2, "1.1.1.1").await, ask(3, "1.1.1.1").await], [200, 200, 429]);
     assert_eq!(ask(4, "2.2.2.2").await, 200, "another client");
-    assert_eq!(ask(5, "2.2.2.2, 1.1.1.1").await, 429, "what a client writes in front is not believed");
+    assert_eq!(ask(5, "2.2.2.2, 1.1.1.1").await, 429, "addresses that the client sends are not trusted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_is_named_and_counted() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn responses_have_request_ids_and_are_counted() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     log_in(&mut client, "13800138000").await;
     let (one, two) = (client.get("/healthz", "").await.unwrap(), client.get("/nowhere", "").await.unwrap());
@@ -266,8 +253,8 @@ async fn every_answer_is_named_and_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shops_and_vouchers_are_listed_searched_edited_and_shelved() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     let types = client.get("/v1/shop-types", "").await.unwrap().json();
     let type_id = types["shop_types"][0]["id"].as_str().unwrap().to_owned();
@@ -301,7 +288,7 @@ async fn shops_and_vouchers_are_listed_searched_edited_and_shelved() {
     assert_eq!(put.text("title"), "Tea");
     voucher["kind"] = json!("flash_sale");
     let put = client.call(Method::PUT, &format!("/admin/v1/vouchers/{made}"), TOKEN, &voucher).await.unwrap();
-    assert_eq!(put.text("code"), "illegal_step", "what it is stays");
+    assert_eq!(put.text("code"), "illegal_step", "the kind cannot be changed");
 
     shop.admin(&format!("vouchers/{made}/unshelve"), &Value::Null).await;
     assert_eq!(client.get(&path, "").await.unwrap().json()["vouchers"], json!([]));
@@ -315,11 +302,11 @@ async fn shops_and_vouchers_are_listed_searched_edited_and_shelved() {
     assert_eq!(members, ["title", "price_cents"]);
 }
 
-/// Who looks reads from memory; a change is seen by the next who looks.
+/// Reads are served from the cache; a change is visible to the next read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_that_looks_at_a_shop_asks_the_database_once() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn concurrent_reads_of_a_shop_load_it_once() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     let mut new = json!({ "type_id": "1", "name": "A", "address": "x" });
     let id = shop.admin("shops", &new).await.text("id");
@@ -341,7 +328,7 @@ async fn a_crowd_that_looks_at_a_shop_asks_the_database_once() {
         let edited = client.call(Method::PUT, &format!("/admin/v1/shops/{id}"), TOKEN, &new).await.unwrap();
         assert_eq!(edited.status, 200);
     }
-    // Nobody there: asked once, and known for a while.
+    // A missing shop is cached as well.
     let empty_hits = of_shops("empty_hits").await;
     for _ in 0..10 {
         assert_eq!(client.get("/v1/shops/12345", "").await.unwrap().text("code"), "no_such_shop");

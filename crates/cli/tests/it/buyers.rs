@@ -1,10 +1,10 @@
-//! Limits, a buyer's own orders, the operator's edits, and codes by webhook.
+//! Rate limits, a buyer's orders, edits of a sale, and login codes by webhook.
 
 use hyper::Method;
 use serde_json::{Value, json};
-use stampede_testkit::Client;
+use stampede_testkit::{Client, until};
 
-use crate::shop::{Shop, TOKEN, command, folder, ledger, log_in};
+use crate::shop::{Shop, TOKEN, command, ledger, log_in, temporary_storage};
 
 async fn state(client: &mut Client, sale: &str) -> (String, u64) {
     let seen = client.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
@@ -12,20 +12,20 @@ async fn state(client: &mut Client, sale: &str) -> (String, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_say_when_to_come_back() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn rate_limit_sets_retry_after() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.env("STAMPEDE__BUY__PER_USER__COUNT", "2");
     let shop = Shop::run(command);
-    let sale = shop.put_up(1).await;
+    let sale = shop.create_sale(1).await;
     let mut client = shop.client().await;
     let buyer = log_in(&mut client, "13800138000").await;
-    let mut heard = Vec::new();
+    let mut replies = Vec::new();
     for _ in 0..3 {
-        heard.push(client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap());
+        replies.push(client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap());
     }
-    assert_eq!(heard.iter().map(|reply| reply.status.as_u16()).collect::<Vec<_>>(), [201, 200, 429]);
-    let wait: u64 = heard[2].header("retry-after").parse().unwrap();
+    assert_eq!(replies.iter().map(|reply| reply.status.as_u16()).collect::<Vec<_>>(), [201, 200, 429]);
+    let wait: u64 = replies[2].header("retry-after").parse().unwrap();
     assert!((1..=10).contains(&wait), "{wait}");
     for _ in 0..2 {
         client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
@@ -35,14 +35,14 @@ async fn limits_say_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_kind_of_route_has_its_limit() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn every_kind_of_route_has_a_rate_limit() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     for limit in ["LIMITS__READS_PER_IP", "LIMITS__OWN_PER_USER", "BUY__PER_USER"] {
         command.env(format!("STAMPEDE__{limit}__COUNT"), "3").env(format!("STAMPEDE__{limit}__WINDOW_MS"), "3600000");
     }
     let shop = Shop::run(command);
-    let (mut client, sale) = (shop.client().await, shop.put_up(5).await);
+    let (mut client, sale) = (shop.client().await, shop.create_sale(5).await);
     let [one, two] = [log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138001").await];
     let buy = format!("/v1/sales/{sale}/orders");
     for (method, paths, token) in [
@@ -50,24 +50,24 @@ async fn every_kind_of_route_has_its_limit() {
         (Method::GET, ["/v1/orders", "/v1/me", "/v1/sessions", "/v1/orders"], &one.token),
         (Method::POST, [&buy, &buy, &buy, &buy], &one.token),
     ] {
-        let mut heard = Vec::new();
+        let mut replies = Vec::new();
         for path in paths {
-            heard.push(client.call(method.clone(), path, token, &Value::Null).await.unwrap());
+            replies.push(client.call(method.clone(), path, token, &Value::Null).await.unwrap());
         }
-        let last = heard.pop().unwrap();
-        assert!(heard.iter().all(|reply| reply.status.is_success()), "{heard:?}");
+        let last = replies.pop().unwrap();
+        assert!(replies.iter().all(|reply| reply.status.is_success()), "{replies:?}");
         assert_eq!((last.status.as_u16(), last.text("code").as_str()), (429, "too_many_requests"));
         let wait: u64 = last.header("retry-after").parse().unwrap();
         assert!((3500..=3600).contains(&wait), "{wait}");
     }
-    assert_eq!(client.get("/v1/orders", &two.token).await.unwrap().status, 200, "each has limits of their own");
+    assert_eq!(client.get("/v1/orders", &two.token).await.unwrap().status, 200, "limits are per user");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_order_is_its_owners_and_cancels_once() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
-    let sale = shop.put_up(1).await;
+async fn order_is_visible_to_its_owner_and_cancelled_once() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    let sale = shop.create_sale(1).await;
     let mut client = shop.client().await;
     let (alice, bob) = (log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138001").await);
     let orders = format!("/v1/sales/{sale}/orders");
@@ -79,39 +79,39 @@ async fn an_order_is_its_owners_and_cancels_once() {
 
     let (one, cancel) = (format!("/v1/orders/{order}"), format!("/v1/orders/{order}/cancel"));
     for (path, method) in [(&one, Method::GET), (&cancel, Method::POST)] {
-        let heard = client.call(method, path, &bob.token, &Value::Null).await.unwrap();
-        assert_eq!(heard.text("code"), "no_such_order", "Bob does not even learn that it exists");
+        let replies = client.call(method, path, &bob.token, &Value::Null).await.unwrap();
+        assert_eq!(replies.text("code"), "no_such_order", "the response does not reveal that the order exists");
     }
     let seen = client.get(&one, &alice.token).await.unwrap().json();
     for member in ["id", "sale_id", "status", "price_cents", "created_at"] {
-        assert_eq!(seen[member], bought.json()[member], "the answer and the row agree on {member}");
+        assert_eq!(seen[member], bought.json()[member], "the response and the row have the same {member}");
     }
 
     let cancelled = client.post(&cancel, &alice.token, &Value::Null).await.unwrap();
     assert_eq!((cancelled.status.as_u16(), cancelled.text("status").as_str()), (200, "cancelled"));
     let again = client.post(&cancel, &alice.token, &Value::Null).await.unwrap();
-    assert_eq!((again.status, again.json()), (cancelled.status, cancelled.json()), "asked again, the same answer");
-    assert_eq!(state(&mut client, &sale.to_string()).await, ("on".into(), 1), "the stock is back, once");
+    assert_eq!(
+        (again.status, again.json()),
+        (cancelled.status, cancelled.json()),
+        "a repeated request gets the same response"
+    );
+    assert_eq!(state(&mut client, &sale.to_string()).await, ("on".into(), 1), "the stock is returned once");
     let bought = client.post(&orders, &bob.token, &Value::Null).await.unwrap();
-    assert_eq!(bought.status, 201, "and can be had");
+    assert_eq!(bought.status, 201, "it can be bought again");
     assert_eq!(client.post(&orders, &alice.token, &Value::Null).await.unwrap().text("code"), "sold_out");
 
     let mine = client.get("/v1/orders", &alice.token).await.unwrap().json();
     assert_eq!(mine["orders"].as_array().unwrap().len(), 1);
     assert_eq!(mine["orders"][0]["status"], "cancelled");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    let stores = ledger(&folder).await;
-    while !stores.ledger.pending_releases(10).await.unwrap().is_empty() {
-        assert!(std::time::Instant::now() < deadline, "what the gate was pending_releases is never settled");
-        tokio::task::yield_now().await;
-    }
+    let stores = ledger(&storage).await;
+    until("no release is pending", async || stores.ledger.pending_releases(10).await.unwrap().is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operator_pauses_resumes_and_tops_up() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
-    let sale = shop.put_up(1).await;
+async fn operator_pauses_resumes_and_tops_up() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    let sale = shop.create_sale(1).await;
     let buyers = shop.log_in(0, 4).await;
     let mut client = shop.client().await;
     let orders = format!("/v1/sales/{sale}/orders");
@@ -127,7 +127,7 @@ async fn the_operator_pauses_resumes_and_tops_up() {
     let top_up = json!({ "add": 1, "request_id": "r1" });
     for _ in 0..3 {
         let topped = shop.admin(&format!("sales/{sale}/top-ups"), &top_up).await.json();
-        assert_eq!(topped["total"], 2, "added once, however often it is sent");
+        assert_eq!(topped["total"], 2, "a repeated request adds the stock once");
     }
     let reused = shop.admin(&format!("sales/{sale}/top-ups"), &json!({ "add": 2, "request_id": "r1" })).await;
     assert_eq!(reused.text("code"), "request_id_reused");
@@ -137,17 +137,17 @@ async fn the_operator_pauses_resumes_and_tops_up() {
     assert_eq!(buy(2).await, "ended");
     assert_eq!(shop.admin(&format!("sales/{sale}/resume"), &Value::Null).await.text("code"), "illegal_step");
 
-    // What was edited is still so after a restart.
+    // Edits survive a restart.
     assert!(shop.stop().success());
-    let shop = Shop::open(&folder);
+    let shop = Shop::open(&storage);
     let seen = shop.client().await.get(&format!("/admin/v1/sales/{sale}"), TOKEN).await.unwrap().json();
     assert_eq!((&seen["status"], &seen["total"], &seen["remaining"]), (&json!("ended"), &json!(2), &json!(0)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_sees_a_draft_and_a_voucher_has_one_sale() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn draft_is_invisible_and_voucher_has_one_sale() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let made = shop.admin("shops", &json!({ "type_id": "1", "name": "S" })).await.text("id");
     let voucher = json!({ "shop_id": made, "kind": "flash_sale", "title": "T", "price_cents": 1, "worth_cents": 2 });
     let voucher = shop.admin("vouchers", &voucher).await.text("id");
@@ -167,18 +167,18 @@ async fn nobody_sees_a_draft_and_a_voucher_has_one_sale() {
     assert_eq!(shop.admin(&format!("sales/{id}/resume"), &Value::Null).await.text("state"), "on");
     assert_eq!(state(&mut client, &id).await, ("on".into(), 1));
 
-    // Every fault in one answer, each with its member.
+    // One response lists every error with its member.
     let bad = json!({ "voucher_id": voucher, "stock": 0, "begin": "2026-01-02T00:00:00Z", "end": "2026-01-01T00:00:00Z", "status": "paused" });
     let faults = shop.admin("sales", &bad).await.json();
     let members: Vec<_> = faults["errors"].as_array().unwrap().iter().map(|fault| &fault["member"]).collect();
     assert_eq!(members, ["stock", "end", "status"]);
 }
 
-/// An operator's web address that refuses twice before it takes a code; tells what it was sent.
+/// A webhook that refuses twice before it accepts a code; returns the received signatures and bodies.
 async fn receiver() -> (std::net::SocketAddr, tokio::sync::mpsc::Receiver<(String, String)>) {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let (tell, told) = tokio::sync::mpsc::channel(10);
+    let (tell, received) = tokio::sync::mpsc::channel(10);
     tokio::spawn(async move {
         for n in 0.. {
             let (stream, _) = listener.accept().await.unwrap();
@@ -198,17 +198,17 @@ async fn receiver() -> (std::net::SocketAddr, tokio::sync::mpsc::Receiver<(Strin
             tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(io, service));
         }
     });
-    (address, told)
+    (address, received)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn codes_go_to_the_webhook_signed_and_are_tried_again() {
+async fn webhook_gets_signed_codes_with_retries() {
     use hmac::{Hmac, KeyInit as _, Mac as _};
     const SECRET: &str = "a-secret-of-the-operator";
-    let (address, mut told) = receiver().await;
-    let folder = folder();
+    let (address, mut received) = receiver().await;
+    let storage = temporary_storage();
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_stampede"));
-    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(storage.path());
     command.env("STAMPEDE_WEBHOOK_SECRET", SECRET).env("STAMPEDE__LOGIN__SENDER", "webhook");
     command.env("STAMPEDE__LOGIN__WEBHOOK_URL", format!("http://{address}/codes")).env("STAMPEDE__LOG__LEVEL", "off");
     let shop = Shop::run(command);
@@ -216,11 +216,11 @@ async fn codes_go_to_the_webhook_signed_and_are_tried_again() {
     let sent = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
     let challenge = sent.text("challenge");
     let expected = json!({ "challenge": challenge, "expires_in_s": 300 });
-    assert_eq!(sent.json(), expected, "the code is not in the answer");
+    assert_eq!(sent.json(), expected, "the code is not in the response");
 
     let mut bodies = Vec::new();
     for _ in 0..3 {
-        let (signature, body) = told.recv().await.unwrap();
+        let (signature, body) = received.recv().await.unwrap();
         let (time, hex) = signature.strip_prefix("t=").unwrap().split_once(",v1=").unwrap();
         let mut mac = Hmac::<sha2::Sha256>::new_from_slice(SECRET.as_bytes()).unwrap();
         mac.update(format!("{time}.{body}").as_bytes());
@@ -233,5 +233,5 @@ async fn codes_go_to_the_webhook_signed_and_are_tried_again() {
     let login = json!({ "phone": "13800138000", "code": code["code"], "challenge": challenge });
     assert_eq!(client.post("/v1/login", "", &login).await.unwrap().status, 200);
     assert!(shop.stop().success());
-    assert!(told.try_recv().is_err(), "taken once, sent no more");
+    assert!(received.try_recv().is_err(), "an accepted code is not sent again");
 }

@@ -1,5 +1,5 @@
-//! Random faults with random seeds, for as long as `CHAOS_MINUTES` says; one round without it.
-//! A failure prints its seed; `CHAOS_SEED=n` draws the same faults at the same times again.
+//! Random faults with random seeds for `CHAOS_MINUTES`; one round without it.
+//! A failure prints its seed; `CHAOS_SEED=n` repeats the same faults at the same times.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -8,30 +8,31 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use stampede_core::{Clock as _, SystemClock, failpoint};
 use stampede_proof::check::Rules;
+use stampede_proof::recorder::Recorder;
 use stampede_testkit::{FakeClock, Proxy, Server, count, proxy};
 
 use crate::crash;
-use crate::history::History;
-use crate::outage::{PEOPLE, STOCK, all_told_at, crowd_at};
-use crate::shop::{Buyer, Kind, Place, Shop, command};
+use crate::outage::{BUYERS, STOCK, spawn_buyers_on, verify_sold_out_on};
+use crate::shop::{Buyer, Kind, Shop, Storage, command};
 
-/// A fault that a running system must get over by itself. Kills of a node are in [`crash`].
+/// A fault that a running system must survive without intervention. Kills of a node are in [`crash`].
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Between a node and its database.
+    /// A fault of the connection between a node and its database.
     Wire(proxy::Fault),
-    /// `kill -9`, then a start on the same data.
+    /// SIGKILL, then a restart on the same data.
     DatabaseKilled,
-    /// Stopped in the middle of whatever it does, and continued.
+    /// SIGSTOP, then SIGCONT.
     DatabasePaused,
     NodePaused,
-    /// The clock of a node jumps by so many seconds, and back.
+    /// The clock of a node jumps by this many seconds, and back.
     NodeClock(i64),
-    /// The same of the database server.
+    /// The clock of the database server jumps.
     DatabaseClock(i64),
 }
 
-const ON_EVERY_DATABASE: [fn(&mut StdRng) -> Fault; 2] = [|_| Fault::NodePaused, |rng| Fault::NodeClock(any_jump(rng))];
+const ON_EVERY_DATABASE: [fn(&mut StdRng) -> Fault; 2] =
+    [|_| Fault::NodePaused, |rng| Fault::NodeClock(random_clock_jump(rng))];
 
 const ON_SERVERS: [fn(&mut StdRng) -> Fault; 7] = [
     |_| Fault::Wire(proxy::Fault::Cut),
@@ -40,11 +41,11 @@ const ON_SERVERS: [fn(&mut StdRng) -> Fault; 7] = [
     |_| Fault::Wire(proxy::Fault::DropResponses),
     |_| Fault::DatabaseKilled,
     |_| Fault::DatabasePaused,
-    |rng| Fault::DatabaseClock(any_jump(rng)),
+    |rng| Fault::DatabaseClock(random_clock_jump(rng)),
 ];
 
 /// Up to an hour, forwards or backwards.
-fn any_jump(rng: &mut StdRng) -> i64 {
+fn random_clock_jump(rng: &mut StdRng) -> i64 {
     rng.random_range(-3600..3600)
 }
 
@@ -53,17 +54,17 @@ fn faults_of(kind: Kind) -> Vec<fn(&mut StdRng) -> Fault> {
     ON_EVERY_DATABASE.iter().chain(servers).copied().collect()
 }
 
-/// A database server that is this test's alone, with a clock that can be set, and a wire to it that can be broken.
+/// A separate database server with a clock that can be set, behind a faulty proxy.
 struct Database {
     server: Server,
     clock: FakeClock,
     wire: Proxy,
 }
 
-/// One node on SQLite; two on a database server, the first of them behind the wire.
+/// One node on SQLite; two on a database server, the first of them behind the proxy.
 struct Cluster {
     database: Option<Database>,
-    places: Vec<Place>,
+    storages: Vec<Storage>,
     shops: Vec<Shop>,
     buyers: Vec<Buyer>,
 }
@@ -74,25 +75,25 @@ impl Cluster {
             Kind::Sqlite => (None, vec![None]),
             Kind::MariaDb | Kind::Postgres => {
                 let clock = FakeClock::new().unwrap();
-                let server = kind.own_server_by(&clock);
+                let server = kind.own_server_with_clock(&clock);
                 let wire = Proxy::start(server.address()).await.unwrap();
                 let direct = kind.create_database(&server, server.port());
                 let behind = direct.replace(&format!(":{}/", server.port()), &format!(":{}/", wire.address().port()));
                 (Some(Database { server, clock, wire }), vec![Some(behind), Some(direct)])
             }
         };
-        let places: Vec<Place> = urls.into_iter().map(Place::with).collect();
-        let shops: Vec<Shop> = places.iter().map(|place| Shop::run(serving(place))).collect();
-        let buyers = shops[0].log_in(0, PEOPLE).await;
-        Self { database, places, shops, buyers }
+        let storages: Vec<Storage> = urls.into_iter().map(Storage::with).collect();
+        let shops: Vec<Shop> = storages.iter().map(|storage| Shop::run(serving(storage))).collect();
+        let buyers = shops[0].log_in(0, BUYERS).await;
+        Self { database, storages, shops, buyers }
     }
 
     fn set_node_clock(&self, offset_s: i64) {
-        std::fs::write(clock_file(&self.places[0]), (offset_s * 1000).to_string()).unwrap();
+        std::fs::write(clock_file(&self.storages[0]), (offset_s * 1000).to_string()).unwrap();
     }
 
-    /// The fault, for a while.
-    async fn suffer(&self, fault: Fault, span: Duration) {
+    /// Injects the fault for this time.
+    async fn inject(&self, fault: Fault, span: Duration) {
         let lasting = || tokio::time::sleep(span);
         let database = || self.database.as_ref().expect("a fault of a database server");
         match fault {
@@ -101,7 +102,7 @@ impl Cluster {
                 lasting().await;
                 database().wire.set(proxy::Fault::None);
                 if fault == proxy::Fault::DropResponses {
-                    // What was asked in the meantime will never be answered: such connections end.
+                    // Requests without a response are never answered; their connections are closed.
                     database().wire.cut_all();
                 }
             }
@@ -133,22 +134,22 @@ impl Cluster {
         }
     }
 
-    /// A sale, buyers who try until they get an answer, and the fault in the middle of it; then all invariants.
+    /// A sale with buyers who try until they get a definite response, and the fault during it; then verifies all invariants.
     async fn round(&self, fault: Fault, rng: &mut StdRng) {
         let shops: Vec<&Shop> = self.shops.iter().collect();
-        // Wider than any clock jumps.
+        // A window wider than any clock jump.
         let (now, day) = (SystemClock.now(), Duration::from_secs(24 * 3600));
-        let sale = shops[0].put_up_between(STOCK, now.minus(day), now.plus(day)).await;
+        let sale = shops[0].create_sale_between(STOCK, now.minus(day), now.plus(day)).await;
         for shop in &shops {
-            shop.knows(sale).await;
+            shop.wait_for_sale(sale).await;
         }
-        // A jump of an hour there and one back, by two clocks.
-        let rules = Rules { clocks_apart: Duration::from_secs(2 * 3600 + 60), ..Rules::default() };
-        let history = Arc::new(History::with(rules));
-        let crowd = crowd_at(&shops, sale, &self.buyers, &history, Duration::from_millis(400));
+        // Two clocks may each jump by an hour and back.
+        let rules = Rules { max_clock_skew: Duration::from_secs(2 * 3600 + 60), ..Rules::default() };
+        let history = Arc::new(Recorder::default());
+        let buyers = spawn_buyers_on(&shops, sale, &self.buyers, &history, Duration::from_millis(400));
         tokio::time::sleep(Duration::from_millis(rng.random_range(20..300))).await;
-        self.suffer(fault, Duration::from_millis(rng.random_range(300..900))).await;
-        all_told_at(crowd, (&self.places[self.places.len() - 1], &shops), sale, &history).await;
+        self.inject(fault, Duration::from_millis(rng.random_range(300..900))).await;
+        verify_sold_out_on(rules, buyers, (&self.storages[self.storages.len() - 1], &shops), sale, &history).await;
     }
 
     fn stop(self) {
@@ -158,23 +159,23 @@ impl Cluster {
     }
 }
 
-fn clock_file(place: &Place) -> std::path::PathBuf {
-    place.path().join("clock")
+fn clock_file(storage: &Storage) -> std::path::PathBuf {
+    storage.path().join("clock")
 }
 
-fn serving(place: &Place) -> std::process::Command {
-    let mut command = command(place);
-    std::fs::write(clock_file(place), "0").unwrap();
+fn serving(storage: &Storage) -> std::process::Command {
+    let mut command = command(storage);
+    std::fs::write(clock_file(storage), "0").unwrap();
     command
-        .env("STAMPEDE_CLOCK_FILE", clock_file(place))
+        .env("STAMPEDE_CLOCK_FILE", clock_file(storage))
         .env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000")
-        // A clock that jumps must not log anybody out.
+        // Sessions must not expire when the clock jumps.
         .env("STAMPEDE__LOGIN__SESSION_TTL_MS", (24 * 3600 * 1000).to_string())
         .env("STAMPEDE__LOG__LEVEL", "off");
     command
 }
 
-/// So many faults of those that this database can have, one after the other.
+/// Injects these faults one after the other.
 async fn faults(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut StdRng) -> Fault>) -> u64 {
     let mut rng = StdRng::seed_from_u64(seed);
     let cluster = Cluster::start(kind).await;
@@ -189,8 +190,8 @@ async fn faults(kind: Kind, seed: u64, faults: impl IntoIterator<Item = fn(&mut 
     all
 }
 
-/// A node dies, by a kill or at a failpoint.
-fn any_crash(rng: &mut StdRng) -> crash::Fault {
+/// A kill, or an abort at a failpoint.
+fn random_crash(rng: &mut StdRng) -> crash::Fault {
     match rng.random_range(0..=failpoint::ALL.len()) {
         0 => crash::Fault::random_kill(rng),
         n => crash::Fault::random_abort(rng, failpoint::ALL[n - 1]),
@@ -198,7 +199,7 @@ fn any_crash(rng: &mut StdRng) -> crash::Fault {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_fault_any_time() {
+async fn random_faults() {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
     let until = Instant::now() + Duration::from_secs(60 * number("CHAOS_MINUTES").unwrap_or(0));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -206,8 +207,8 @@ async fn any_fault_any_time() {
     let mut all = 0;
     loop {
         let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
-        all += crash::rounds(kind, seed, [any_crash as fn(&mut StdRng) -> crash::Fault; 2]).await.1;
-        // Which faults come is drawn from the same seed.
+        all += crash::rounds(kind, seed, [random_crash as fn(&mut StdRng) -> crash::Fault; 2]).await.1;
+        // The faults are drawn from the same seed.
         let (mut rng, choice) = (StdRng::seed_from_u64(seed), faults_of(kind));
         let drawn: Vec<_> = (0..3).map(|_| choice[rng.random_range(0..choice.len())]).collect();
         all += faults(kind, seed, drawn).await;
@@ -219,24 +220,11 @@ async fn any_fault_any_time() {
     eprintln!("{all} rounds, no violation");
 }
 
-/// Every fault there is, on every database.
-async fn every_fault_in_turn(kind: Kind) {
+/// Every fault that this database can have.
+async fn every_fault(kind: Kind) {
     for seed in 0..count(5, 1) {
         faults(kind, seed, faults_of(kind)).await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_fault_in_turn_on_sqlite() {
-    every_fault_in_turn(Kind::Sqlite).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_fault_in_turn_on_mariadb() {
-    every_fault_in_turn(Kind::MariaDb).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_fault_in_turn_on_postgres() {
-    every_fault_in_turn(Kind::Postgres).await;
-}
+on_each_database!(every_fault);

@@ -1,4 +1,4 @@
-//! `stampede check`: each invariant has a violation that it names, and it is neither blind nor wrong on a live shop.
+//! `stampede check`: reports a violation of every invariant, and has no false findings on a running system.
 
 use std::path::Path;
 use std::process::Output;
@@ -10,15 +10,16 @@ use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 use stampede_core::{Clock as _, SystemClock};
 use stampede_proof::history as recorded;
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Client, count};
 
-use crate::history::{Heard, History};
-use crate::proof::{passes, small, stampede, told};
-use crate::shop::{Kind, Place, Shop, TOKEN, command, folder};
+use crate::proof::{parse_json, run_without_violation, small_bench, stampede};
+use crate::shop::{Kind, Shop, Storage, TOKEN, command, temporary_storage, verify};
 
-/// The invariants that `check` says have failed.
+/// The invariants that `check` reports as violated.
 fn failed(output: &Output) -> Vec<u64> {
-    let checks = told(output);
+    let checks = parse_json(output);
     let all = checks["checks"].as_array().unwrap();
     let failed: Vec<u64> = all
         .iter()
@@ -39,7 +40,7 @@ fn check(data: &Path, history: Option<&Path>) -> Output {
     command.output().unwrap()
 }
 
-async fn spoil(database: &Path, sql: &str) {
+async fn corrupt(database: &Path, sql: &str) {
     let mut connection = SqliteConnection::connect(&format!("sqlite:{}", database.display())).await.unwrap();
     let sql = format!("PRAGMA ignore_check_constraints = ON; PRAGMA foreign_keys = OFF; {sql}");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
@@ -47,24 +48,24 @@ async fn spoil(database: &Path, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_invariant_has_a_violation_that_check_names() {
-    let place = folder();
-    let (data, history) = (place.path().join("node-0"), place.path().join("history"));
-    let mut command = small(1);
-    command.arg("--data-dir").arg(place.path()).arg("--history").arg(&history);
-    passes(command);
+async fn violation_of_every_invariant_is_reported() {
+    let storage = temporary_storage();
+    let (data, history) = (storage.path().join("node-0"), storage.path().join("history"));
+    let mut command = small_bench(1);
+    command.arg("--data-dir").arg(storage.path()).arg("--history").arg(&history);
+    run_without_violation(command);
     assert_eq!(failed(&check(&data, Some(&history))), [0; 0]);
-    let without = told(&check(&data, None));
+    let without = parse_json(&check(&data, None));
     let not_checkable = |checks: &Value| {
         let all = checks["checks"].as_array().unwrap().clone();
         let some = all.iter().filter(|check| check["result"] == "not_checkable");
         some.map(|check| check["invariant"].as_u64().unwrap()).collect::<Vec<_>>()
     };
-    let expected = [1, 4, 5, 6, 6, 9, 10];
+    let expected = [1, 4, 5, 6, 6, 9, 10, 11];
     assert_eq!(
         not_checkable(&without),
         expected,
-        "the gate of a stopped system, what needs a history, steps and epochs"
+        "the gate of a stopped system, what needs a history, transitions, epochs, the backlog"
     );
 
     let good = std::fs::read(data.join("stampede.db")).unwrap();
@@ -83,7 +84,7 @@ async fn every_invariant_has_a_violation_that_check_names() {
         (10, format!("UPDATE orders SET epoch = 7 WHERE id = {some_order}")),
         (11, format!("INSERT INTO pending_releases SELECT id, sale_id, user_id FROM orders WHERE id = {some_order}")),
     ] {
-        spoil(&data.join("stampede.db"), &sql).await;
+        corrupt(&data.join("stampede.db"), &sql).await;
         let found = failed(&check(&data, None));
         assert!(found.contains(&invariant), "{invariant}: {found:?}");
         for file in ["stampede.db-wal", "stampede.db-shm"] {
@@ -92,8 +93,8 @@ async fn every_invariant_has_a_violation_that_check_names() {
         std::fs::write(data.join("stampede.db"), &good).unwrap();
     }
 
-    let yes = lines.iter().position(|line| line["heard"] == "created").unwrap();
-    let late = lines.iter().position(|line| line["heard"] == "sold_out").unwrap();
+    let confirmed = lines.iter().position(|line| line["response"] == "created").unwrap();
+    let late = lines.iter().position(|line| line["response"] == "sold_out").unwrap();
     let written = |change: &dyn Fn(&mut Vec<Value>)| {
         let mut lines = lines.clone();
         change(&mut lines);
@@ -101,28 +102,28 @@ async fn every_invariant_has_a_violation_that_check_names() {
         std::fs::write(&history, text).unwrap();
         failed(&check(&data, Some(&history)))
     };
-    assert!(written(&|lines| lines[yes]["order"] = json!("12345")).contains(&4), "a yes without a row");
-    let user = lines[yes]["user"].clone();
+    assert!(written(&|lines| lines[confirmed]["order"] = json!("12345")).contains(&4), "a confirmation without a row");
+    let user = lines[confirmed]["user"].clone();
     assert!(written(&|lines| lines.retain(|line| line["user"] != user)).contains(&5), "a row without an attempt");
-    // A buyer who got this answer before any order was made.
+    // A buyer got this response before any order existed.
     let early = |lines: &mut Vec<Value>| {
         lines[late]["start_us"] = json!(0);
         lines[late]["end_us"] = json!(1);
     };
-    assert!(written(&early).contains(&6), "told sold out too early");
-    assert!(written(&|lines| lines[late]["heard"] = json!("paused")).contains(&6), "a refusal for another reason");
+    assert!(written(&early).contains(&6), "sold out too early");
+    assert!(written(&|lines| lines[late]["response"] = json!("paused")).contains(&6), "a refusal for another reason");
     let twice = |lines: &mut Vec<Value>| {
-        let mut other = lines[yes].clone();
+        let mut other = lines[confirmed].clone();
         other["user"] = json!("1");
         lines.push(other);
     };
-    assert!(written(&twice).contains(&7), "one id for two people");
+    assert!(written(&twice).contains(&7), "one id for two users");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_live_system_is_checked_through_its_own_routes() {
-    let place = crate::shop::Place::on(Kind::Sqlite);
-    let mut serve = command(&place);
+async fn running_system_is_checked_through_its_routes() {
+    let storage = crate::shop::Storage::on(Kind::Sqlite);
+    let mut serve = command(&storage);
     serve.env("STAMPEDE__ALLOW_LOAD_TEST", "true");
     let shop = Shop::run(serve);
     let target = format!("http://{}", shop.address);
@@ -154,33 +155,33 @@ async fn a_live_system_is_checked_through_its_own_routes() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     let output = run(with_target(&["check", "--json"])).await.unwrap();
     assert_eq!(failed(&output), [0; 0]);
-    let gate = told(&output)["checks"][1].clone();
-    assert_eq!((&gate["invariant"], &gate["result"]), (&json!(1), &json!("passed")), "the gate was asked");
+    let gate = parse_json(&output)["checks"][1].clone();
+    assert_eq!((&gate["invariant"], &gate["result"]), (&json!(1), &json!("passed")), "the gate was compared");
     let not_checkable = |output: &Output| {
-        let checks = told(output)["checks"].as_array().unwrap().clone();
+        let checks = parse_json(output)["checks"].as_array().unwrap().clone();
         checks.iter().filter(|check| check["result"] == "not_checkable").count()
     };
     assert_eq!(
         not_checkable(&output),
-        8,
-        "the ledger's own sums, what is left over, what needs a history, steps and epochs"
+        9,
+        "the sums of the ledger, pending work, what needs a history, transitions, epochs, the backlog"
     );
-    let data = place.path().display().to_string();
+    let data = storage.path().display().to_string();
     let output = run(with_target(&["check", "--json", "--data-dir", &data])).await.unwrap();
     assert_eq!(
         (failed(&output), not_checkable(&output)),
-        (Vec::new(), 6),
-        "with the database the first two are checked"
+        (Vec::new(), 7),
+        "with the database, the sums and the pending work are checked"
     );
-    // Without the setting there are neither no-op nor test sessions.
-    let plain = Shop::open(&folder());
+    // Without the setting there is neither a no-op route nor test sessions.
+    let plain = Shop::open(&temporary_storage());
     let target = format!("http://{}", plain.address);
     let output = run(vec!["bench".to_owned(), "--target".to_owned(), target]).await.unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("404"), "{output:?}");
 }
 
-/// `stampede check --json` with these arguments, beside whatever the test does.
+/// Runs `stampede check --json` with these arguments in the background.
 async fn check_with(arguments: Vec<String>) -> Output {
     let run = move || {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -193,33 +194,33 @@ fn target(shop: &Shop) -> [String; 2] {
     ["--target".to_owned(), format!("http://{}", shop.address)]
 }
 
-fn migrated() -> Place {
-    let place = folder();
-    assert!(stampede(&["migrate", "--data-dir"]).arg(place.path()).status().unwrap().success());
-    place
+fn migrated() -> Storage {
+    let storage = temporary_storage();
+    assert!(stampede(&["migrate", "--data-dir"]).arg(storage.path()).status().unwrap().success());
+    storage
 }
 
 #[test]
-fn an_empty_ledger_does_not_pass() {
-    let place = migrated();
-    let output = check(place.path(), None);
+fn empty_ledger_is_not_checkable() {
+    let storage = migrated();
+    let output = check(storage.path(), None);
     assert_eq!(output.status.code(), Some(2), "there is nothing to check");
-    assert!(told(&output)["checks"].as_array().unwrap().iter().all(|line| line["result"] == "not_checkable"));
+    assert!(parse_json(&output)["checks"].as_array().unwrap().iter().all(|line| line["result"] == "not_checkable"));
 
-    let history = place.path().join("history");
-    let line = json!({ "sale": "7", "user": "8", "start_us": 1, "end_us": 2, "heard": "created", "order": "9" });
+    let history = storage.path().join("history");
+    let line = json!({ "sale": "7", "user": "8", "start_us": 1, "end_us": 2, "response": "created", "order": "9" });
     std::fs::write(&history, format!("{line}\n")).unwrap();
-    let output = check(place.path(), Some(&history));
+    let output = check(storage.path(), Some(&history));
     assert_eq!(failed(&output), [4]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("sale 7, which the ledger does not have"));
     std::fs::write(&history, "").unwrap();
-    assert_eq!(check(place.path(), Some(&history)).status.code(), Some(2), "an empty history shows nothing");
+    assert_eq!(check(storage.path(), Some(&history)).status.code(), Some(2), "an empty history is not checkable");
 }
 
 #[test]
-fn what_cannot_be_read_is_neither_right_nor_wrong() {
-    let place = folder();
-    let output = check(place.path(), None);
+fn unreadable_database_is_not_checkable() {
+    let storage = temporary_storage();
+    let output = check(storage.path(), None);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("there is no database"), "{output:?}");
     let mut command = stampede(&["check", "--target", "http://127.0.0.1:1"]);
@@ -228,28 +229,28 @@ fn what_cannot_be_read_is_neither_right_nor_wrong() {
     assert!(String::from_utf8_lossy(&help.stdout).contains("Exit codes: 0"), "{help:?}");
 }
 
-/// Tables of an older version are named, and left as they are.
+/// A database of an older version is reported and left unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn older_tables_are_not_migrated() {
-    let place = migrated();
-    let database = place.path().join("stampede.db");
-    spoil(&database, "DELETE FROM _sqlx_migrations; DROP TABLE top_up; PRAGMA journal_mode = DELETE").await;
+async fn check_does_not_migrate_the_database() {
+    let storage = migrated();
+    let database = storage.path().join("stampede.db");
+    corrupt(&database, "DELETE FROM _sqlx_migrations; DROP TABLE top_up; PRAGMA journal_mode = DELETE").await;
     let before = std::fs::read(&database).unwrap();
-    let output = check(place.path(), None);
+    let output = check(storage.path(), None);
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(error.contains("older than this version") && error.contains("stampede migrate"), "{error}");
     assert!(std::fs::read(&database).unwrap() == before, "the database was changed");
 }
 
-/// A database that may not be written to is checked all the same.
+/// A database without write permission can be checked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_is_only_read() {
+async fn read_only_database_can_be_checked() {
     for kind in [Kind::MariaDb, Kind::Postgres] {
-        let place = Place::on(kind);
-        let shop = Shop::open(&place);
-        let sale = shop.put_up(3).await;
-        let ledger = crate::shop::read_only(&place).await;
+        let storage = Storage::on(kind);
+        let shop = Shop::open(&storage);
+        let sale = shop.create_sale(3).await;
+        let ledger = crate::shop::read_only(&storage).await;
         assert!(ledger.inspect(sale).await.unwrap().is_some());
         let ended = ledger.set_status(sale, stampede_core::SaleStatus::Ended).await;
         ended.expect_err("it was opened to be read");
@@ -257,12 +258,12 @@ async fn a_database_is_only_read() {
     }
 }
 
-/// Long after its end a sale is no longer at the gate; the others are checked all the same.
+/// Some time after its end a sale is evicted from the gate; the others are still checked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sale_that_is_long_over_does_not_stop_the_check() {
-    let place = folder();
-    let shop = Shop::open(&place);
-    shop.put_up(1).await;
+async fn sale_evicted_from_the_gate_does_not_stop_the_check() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    shop.create_sale(1).await;
     let day = Duration::from_secs(24 * 3600);
     let made = shop.admin("shops", &json!({ "type_id": "1", "name": "Old" })).await.text("id");
     let voucher = json!({ "shop_id": made, "kind": "flash_sale", "title": "Old", "price_cents": 1, "worth_cents": 2 });
@@ -276,16 +277,16 @@ async fn a_sale_that_is_long_over_does_not_stop_the_check() {
     assert_eq!(failed(&output), [0; 0]);
 }
 
-/// Buyers who buy and cancel until they are stopped, one request under way each.
+/// Buyers who buy and cancel until they are stopped.
 fn steady_load(shop: &Shop, buyers: Vec<crate::shop::Buyer>, sale: stampede_core::SaleId) -> SteadyLoad {
-    let (history, stop) = (Arc::new(History::default()), Arc::new(AtomicBool::new(false)));
+    let (history, stop) = (Arc::new(Recorder::default()), Arc::new(AtomicBool::new(false)));
     let press = |buyer: crate::shop::Buyer| {
         let (history, stop, address) = (history.clone(), stop.clone(), shop.address);
         tokio::spawn(async move {
             let mut client = Client::connect(address).await.unwrap();
             while !stop.load(Ordering::Relaxed) {
                 let bought = history.buy(&mut client, sale, &buyer).await;
-                assert!(bought.heard.is_yes(), "{bought:?}");
+                assert!(bought.response.is_confirmation(), "{bought:?}");
                 history.cancel(&mut client, sale, &buyer, bought.order.unwrap()).await;
             }
             history.buy(&mut client, sale, &buyer).await;
@@ -296,13 +297,13 @@ fn steady_load(shop: &Shop, buyers: Vec<crate::shop::Buyer>, sale: stampede_core
 }
 
 struct SteadyLoad {
-    history: Arc<History>,
+    history: Arc<Recorder>,
     stop: Arc<AtomicBool>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl SteadyLoad {
-    async fn end(self) -> Arc<History> {
+    async fn end(self) -> Arc<Recorder> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
             task.await.unwrap();
@@ -311,15 +312,15 @@ impl SteadyLoad {
     }
 }
 
-/// Orders are on their way in every look, and nothing is wrong.
+/// Orders are being recorded in every look, and there are no findings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shop_under_steady_load_has_no_findings() {
-    let place = folder();
-    let shop = Shop::open(&place);
-    let sale = shop.put_up(1000).await;
+async fn no_findings_under_steady_load() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    let sale = shop.create_sale(1000).await;
     let buyers = shop.log_in(0, 24).await;
     let load = steady_load(&shop, buyers, sale);
-    let data = ["--data-dir".to_owned(), place.path().display().to_string()];
+    let data = ["--data-dir".to_owned(), storage.path().display().to_string()];
     let begun = Instant::now();
     for _ in 0..count(20, 3) {
         assert_eq!(failed(&check_with(target(&shop).into()).await), [0; 0], "through its routes");
@@ -327,25 +328,25 @@ async fn a_shop_under_steady_load_has_no_findings() {
         assert_eq!(failed(&check_with(both).await), [0; 0], "with its database");
     }
     let history = load.end().await;
-    let orders = history.count(Heard::Created);
+    let orders = history.count(Response::Created);
     assert!(orders > 100, "{orders} orders in {:?} are no load", begun.elapsed());
 
-    // At rest everything is equal, and every answer has its row.
-    assert_eq!(history.check(&place, &[&shop], sale).await, 24);
-    let file = place.path().join("history");
-    recorded::write(&history.all(), std::fs::File::create(&file).unwrap()).unwrap();
+    // Afterwards everything matches, and every confirmation has its row.
+    assert_eq!(verify(&history, &storage, &[&shop], sale).await, 24);
+    let file = storage.path().join("history");
+    recorded::write(&history.ended(), std::fs::File::create(&file).unwrap()).unwrap();
     let all = target(&shop).into_iter().chain(data).chain(["--history".into(), file.display().to_string()]).collect();
     assert_eq!(failed(&check_with(all).await), [0; 0]);
 }
 
-/// A real violation is seen although orders are on their way all the time.
+/// A real violation is found although orders are being recorded all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_violation_is_found_under_steady_load() {
-    let place = folder();
-    let mut planted = command(&place);
+async fn violation_is_found_under_steady_load() {
+    let storage = temporary_storage();
+    let mut planted = command(&storage);
     planted.env("STAMPEDE_PLANTED_BUGS", "reconcile-count");
     let shop = Shop::run(planted);
-    let sale = shop.put_up(1000).await;
+    let sale = shop.create_sale(1000).await;
     let buyers = shop.log_in(0, 24).await;
     let load = steady_load(&shop, buyers, sale);
     let output = check_with(target(&shop).into()).await;
@@ -353,22 +354,22 @@ async fn a_violation_is_found_under_steady_load() {
     load.end().await;
 }
 
-/// Every node's gate is asked and compared, and the one that is wrong is named.
+/// The gates of all nodes are compared, and the wrong one is named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_node_is_asked() {
+async fn gates_of_all_nodes_are_compared() {
     let server = Kind::Postgres.server().unwrap();
     let url = Kind::Postgres.create_database(server, server.port());
-    let (place, other) = (Place::with(Some(url.clone())), Place::with(Some(url)));
-    let right = Shop::open(&place);
+    let (storage, other) = (Storage::with(Some(url.clone())), Storage::with(Some(url)));
+    let right = Shop::open(&storage);
     let mut planted = command(&other);
     planted.env("STAMPEDE_PLANTED_BUGS", "reconcile-count");
     let wrong = Shop::run(planted);
-    let sale = right.put_up(1000).await;
-    wrong.knows(sale).await;
+    let sale = right.create_sale(1000).await;
+    wrong.wait_for_sale(sale).await;
     let load = steady_load(&wrong, right.log_in(0, 24).await, sale);
     let both: Vec<String> = target(&right).into_iter().chain(target(&wrong)).collect();
     let deadline = Instant::now() + Duration::from_secs(60);
-    // Whether the bug does harm is a matter of luck; not for long.
+    // The bug has an effect only sometimes, so the check is repeated.
     loop {
         let output = check_with(both.clone()).await;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

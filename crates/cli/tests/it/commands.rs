@@ -1,14 +1,15 @@
-//! Flags, settings, the first screen, the data folder, and shutdown.
+//! Flags, settings, the banner, the data directory, and shutdown.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Client, Process};
 
-use crate::history::{Heard, History};
-use crate::shop::{Place, Shop, command, folder};
+use crate::shop::{Shop, Storage, command, temporary_storage, verify};
 
 fn stampede(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stampede")).args(arguments).output().unwrap()
@@ -21,64 +22,64 @@ fn fails(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn help_teaches_and_mistakes_are_named() {
+fn help_lists_flags_and_errors_name_the_mistake() {
     let help = String::from_utf8(stampede(&["serve", "--help"]).stdout).unwrap();
     for word in ["--config", "--tier", "--database", "--data-dir", "--listen", "--admin-listen", "--demo", "STAMPEDE__"]
     {
         assert!(help.contains(word), "{word} is not in\n{help}");
     }
-    let folder = folder();
-    let dir = folder.path().to_str().unwrap();
-    let told = fails(&["serve", "--data-dir", dir, "--tier", "huge"]);
-    assert!(told.contains("huge"), "{told}");
-    let told = fails(&["serve", "--data-dir", dir, "--database", "oracle:x"]);
-    assert!(told.contains("oracle:x"), "{told}");
-    let told = fails(&["serve", "--data-dir", dir, "--demo", "--listen", "0.0.0.0:0"]);
-    assert!(told.contains("loopback"), "{told}");
-    let settings = folder.path().join("s.toml");
+    let storage = temporary_storage();
+    let dir = storage.path().to_str().unwrap();
+    let error = fails(&["serve", "--data-dir", dir, "--tier", "huge"]);
+    assert!(error.contains("huge"), "{error}");
+    let error = fails(&["serve", "--data-dir", dir, "--database", "oracle:x"]);
+    assert!(error.contains("oracle:x"), "{error}");
+    let error = fails(&["serve", "--data-dir", dir, "--demo", "--listen", "0.0.0.0:0"]);
+    assert!(error.contains("loopback"), "{error}");
+    let settings = storage.path().join("s.toml");
     std::fs::write(&settings, "[http]\nmax_conections = 1\n").unwrap();
-    let told = fails(&["serve", "--data-dir", dir, "--config", settings.to_str().unwrap()]);
-    assert!(told.contains("max_conections"), "{told}");
+    let error = fails(&["serve", "--data-dir", dir, "--config", settings.to_str().unwrap()]);
+    assert!(error.contains("max_conections"), "{error}");
     let output = Command::new(env!("CARGO_BIN_EXE_stampede"))
         .args(["serve", "--data-dir", dir])
         .env("STAMPEDE__BUY__MAX_BACH", "1")
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && told.contains("max_bach"), "{told}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("max_bach"), "{error}");
     let output = Command::new(env!("CARGO_BIN_EXE_stampede"))
         .args(["serve", "--data-dir", dir])
         .env("STAMPEDE_ADMIN_TOKEN", "short")
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && told.contains("32") && !told.contains("short"), "{told}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("32") && !error.contains("short"), "{error}");
 }
 
-/// A secret on a command line is visible to every user of the machine.
+/// An argument is visible to every user of the machine, so it must not contain a secret.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bench_and_check_take_the_admin_token_from_a_file_or_the_environment() {
+async fn admin_token_is_read_from_a_file_or_the_environment() {
     for command in ["bench", "check"] {
-        let told = fails(&[command, "--target", "http://127.0.0.1:1", "--admin-token", "on-the-command-line"]);
-        assert!(told.contains("unexpected argument"), "{command}: {told}");
+        let error = fails(&[command, "--target", "http://127.0.0.1:1", "--admin-token", "on-the-command-line"]);
+        assert!(error.contains("unexpected argument"), "{command}: {error}");
         let missing = "no-such-token-file";
-        let told = fails(&[command, "--target", "http://127.0.0.1:1", "--admin-token-file", missing]);
-        assert!(told.contains(missing), "{command}: {told}");
+        let error = fails(&[command, "--target", "http://127.0.0.1:1", "--admin-token-file", missing]);
+        assert!(error.contains(missing), "{command}: {error}");
         let mut without = Command::new(env!("CARGO_BIN_EXE_stampede"));
         without.args([command, "--target", "http://127.0.0.1:1"]).env_remove("STAMPEDE_ADMIN_TOKEN");
-        let told = String::from_utf8(without.output().unwrap().stderr).unwrap();
-        assert!(told.contains("--admin-token-file") && told.contains("STAMPEDE_ADMIN_TOKEN"), "{command}: {told}");
+        let error = String::from_utf8(without.output().unwrap().stderr).unwrap();
+        assert!(error.contains("--admin-token-file") && error.contains("STAMPEDE_ADMIN_TOKEN"), "{command}: {error}");
     }
-    let folder = folder();
-    let shop = Shop::open(&folder);
-    shop.put_up(1).await;
-    let file = folder.path().join("token");
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    shop.create_sale(1).await;
+    let file = storage.path().join("token");
     std::fs::write(&file, format!("{}\n", crate::shop::TOKEN)).unwrap();
     let target = format!("http://{}", shop.address);
     let checking = tokio::task::spawn_blocking(move || {
         let mut check = Command::new(env!("CARGO_BIN_EXE_stampede"));
         check.args(["check", "--json", "--target", &target, "--admin-token-file"]).arg(file);
-        // The file goes before the environment.
+        // The file takes precedence over the environment.
         check.env("STAMPEDE_ADMIN_TOKEN", "another-token").output().unwrap()
     });
     let output = checking.await.unwrap();
@@ -86,33 +87,33 @@ async fn bench_and_check_take_the_admin_token_from_a_file_or_the_environment() {
 }
 
 #[test]
-fn migrate_makes_the_tables_and_serve_finds_them() {
-    let folder = folder();
-    let dir = folder.path().join("new");
+fn migrate_creates_the_tables_for_serve() {
+    let storage = temporary_storage();
+    let dir = storage.path().join("new");
     for _ in 0..2 {
         let output = stampede(&["migrate", "--data-dir", dir.to_str().unwrap()]);
-        let told = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success() && told.contains("up to date"), "{told}");
+        let error = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && error.contains("up to date"), "{error}");
     }
     assert!(dir.join("stampede.db").exists());
-    assert!(Shop::open(&Place::at(&dir)).stop().success());
+    assert!(Shop::open(&Storage::at(&dir)).stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_admin_token_is_made_once_and_kept_to_its_owner() {
-    let folder = folder();
-    let dir = folder.path().join("data");
+async fn admin_token_is_created_once_and_readable_by_its_owner_only() {
+    let storage = temporary_storage();
+    let dir = storage.path().join("data");
     let mut tokens = Vec::new();
     for _ in 0..2 {
-        let mut command = command(&Place::at(&dir));
+        let mut command = command(&Storage::at(&dir));
         command.env_remove("STAMPEDE_ADMIN_TOKEN");
         let shop = Shop::run(command);
         let path = dir.join("admin-token");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
         let token = std::fs::read_to_string(path).unwrap().trim().to_owned();
-        let heard = shop.client().await.get("/admin/v1/sales", &token).await.unwrap();
-        assert_eq!(heard.status, 200);
+        let reply = shop.client().await.get("/admin/v1/sales", &token).await.unwrap();
+        assert_eq!(reply.status, 200);
         tokens.push(token);
         assert!(shop.stop().success());
     }
@@ -120,25 +121,25 @@ async fn the_admin_token_is_made_once_and_kept_to_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_server_per_data_folder_and_per_port() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
-    let told = fails(&["serve", "--data-dir", folder.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
-    assert!(told.contains("another stampede"), "{told}");
-    let other = crate::shop::folder();
-    let database = format!("sqlite:{}", folder.path().join("stampede.db").display());
+async fn second_server_on_the_same_data_or_port_fails() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    let error = fails(&["serve", "--data-dir", storage.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    assert!(error.contains("another stampede"), "{error}");
+    let other = crate::shop::temporary_storage();
+    let database = format!("sqlite:{}", storage.path().join("stampede.db").display());
     let dir = other.path().to_str().unwrap();
-    let told = fails(&["serve", "--data-dir", dir, "--database", &database, "--listen", "127.0.0.1:0"]);
-    assert!(told.contains("another stampede"), "{told}");
+    let error = fails(&["serve", "--data-dir", dir, "--database", &database, "--listen", "127.0.0.1:0"]);
+    assert!(error.contains("another stampede"), "{error}");
     let taken = shop.address.to_string();
-    let told = fails(&["serve", "--data-dir", other.path().to_str().unwrap(), "--listen", &taken]);
-    assert!(told.contains(&taken), "{told}");
+    let error = fails(&["serve", "--data-dir", other.path().to_str().unwrap(), "--listen", &taken]);
+    assert!(error.contains(&taken), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admin_listener_of_its_own_takes_admin_away_from_buyers() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn separate_admin_listener_removes_admin_routes_from_buyers() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.args(["--admin-listen", "127.0.0.1:0"]);
     let mut process = Process::start(command).unwrap();
     let address = |word: &'static str, end: &'static str| {
@@ -162,10 +163,10 @@ async fn an_admin_listener_of_its_own_takes_admin_away_from_buyers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_demonstration_has_three_sales_and_a_page() {
-    let folder = folder();
+async fn demo_has_three_sales_and_a_page() {
+    let storage = temporary_storage();
     for _ in 0..2 {
-        let shop = Shop::open(&folder);
+        let shop = Shop::open(&storage);
         let mut client = shop.client().await;
         let sales = client.get("/v1/sales", "").await.unwrap().json();
         let mut states: Vec<_> =
@@ -184,53 +185,53 @@ async fn the_demonstration_has_three_sales_and_a_page() {
     }
 }
 
-/// Told to stop under load: every answer that was given is kept, and everything that was admitted is settled.
+/// On SIGTERM under load, every confirmed order is recorded, and every admitted one is confirmed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_graceful_stop_settles_what_was_admitted() {
-    let folder = folder();
-    let mut command = command(&folder);
-    // A slow ledger, so that the stop finds orders on their way.
+async fn graceful_stop_records_every_admitted_order() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
+    // A slow ledger, so that orders are being recorded when the server stops.
     command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:50");
     let mut shop = Shop::run(command);
-    let sale = shop.put_up(1000).await;
+    let sale = shop.create_sale(1000).await;
     let buyers = shop.log_in(0, 100).await;
-    let history = Arc::new(History::default());
-    let crowd: Vec<_> = buyers
+    let history = Arc::new(Recorder::default());
+    let tasks: Vec<_> = buyers
         .into_iter()
         .map(|buyer| {
             let (history, address) = (history.clone(), shop.address);
             tokio::spawn(async move {
-                let Ok(mut client) = Client::connect(address).await else { return Heard::Unknown };
-                history.buy(&mut client, sale, &buyer).await.heard
+                let Ok(mut client) = Client::connect(address).await else { return Response::Unknown };
+                history.buy(&mut client, sale, &buyer).await.response
             })
         })
         .collect();
-    while history.count(Heard::Created) == 0 {
+    while history.count(Response::Created) == 0 {
         tokio::task::yield_now().await;
     }
     shop.process.signal("TERM").unwrap();
     let mut bought = 0;
-    for one in crowd {
-        bought += usize::from(one.await.unwrap() == Heard::Created);
+    for task in tasks {
+        bought += usize::from(task.await.unwrap() == Response::Created);
     }
     assert!(shop.process.wait(Duration::from_secs(30)).unwrap().success());
-    let sold = history.check(&folder, &[], sale).await;
-    assert_eq!(sold, bought, "all that was admitted was answered and is in the ledger");
-    assert!(bought > 1, "the stop came before anything was under way: the test shows nothing");
+    let sold = verify(&history, &storage, &[], sale).await;
+    assert_eq!(sold, bought, "every admitted order is confirmed and in the ledger");
+    assert!(bought > 1, "the server stopped before any order was being recorded");
 }
 
 #[test]
-fn settings_are_shown_without_passwords_and_checked() {
+fn config_show_hides_passwords_and_config_check_validates() {
     let url = "postgres://me:secret-word@127.0.0.1/shop";
     let shown =
         String::from_utf8(stampede(&["config", "show", "--database", url, "--listen", "127.0.0.1:9"]).stdout).unwrap();
     assert!(shown.contains("postgres://me:***@127.0.0.1/shop") && shown.contains("127.0.0.1:9"), "{shown}");
     assert!(!shown.contains("secret-word") && shown.contains("[http]"), "{shown}");
     assert!(stampede(&["config", "check"]).status.success());
-    let told = fails(&["config", "check", "--database", "mongo://me:secret-word@x/y"]);
-    assert!(told.contains("mongo") && !told.contains("secret-word"), "{told}");
-    let told = fails(&["config", "check", "--admin-listen", "nowhere"]);
-    assert!(told.contains("nowhere"), "{told}");
+    let error = fails(&["config", "check", "--database", "mongo://me:secret-word@x/y"]);
+    assert!(error.contains("mongo") && !error.contains("secret-word"), "{error}");
+    let error = fails(&["config", "check", "--admin-listen", "nowhere"]);
+    assert!(error.contains("nowhere"), "{error}");
     for shell in ["bash", "zsh", "fish"] {
         let script = String::from_utf8(stampede(&["completions", shell]).stdout).unwrap();
         assert!(script.contains("admin-listen"), "{shell}");

@@ -1,4 +1,4 @@
-//! The OpenAPI document as a contract: what it says is kept in a snapshot, and every reply in any test must be as it says.
+//! The OpenAPI document as a contract: it matches a snapshot, and every reply in any test must match it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -8,9 +8,9 @@ use jsonschema::Validator;
 use serde_json::{Map, Value, json};
 use stampede_testkit::{Exchange, Reply};
 
-use crate::shop::{Shop, command, folder};
+use crate::shop::{Shop, command, temporary_storage};
 
-/// The document of all routes, as it is served.
+/// The served document of all routes.
 pub static DOCUMENT: LazyLock<Value> =
     LazyLock::new(|| serde_json::to_value(stampede_http::openapi::document()).unwrap());
 
@@ -32,7 +32,7 @@ pub static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| {
     routes
 });
 
-/// The schemas of the bodies, by the text of their reference. Answers must not have members that the document does not know.
+/// The schemas of the bodies, by their reference. Responses must not have members that are not in the document.
 static SCHEMAS: LazyLock<HashMap<String, Validator>> = LazyLock::new(|| {
     let mut components = DOCUMENT["components"].clone();
     for schema in components["schemas"].as_object_mut().unwrap().values_mut() {
@@ -55,7 +55,7 @@ static SCHEMAS: LazyLock<HashMap<String, Validator>> = LazyLock::new(|| {
     schemas
 });
 
-fn fits(template: &str, path: &str) -> bool {
+fn matches_template(template: &str, path: &str) -> bool {
     let (mut template, mut path) = (template.split('/'), path.split('/'));
     loop {
         match (template.next(), path.next()) {
@@ -66,12 +66,12 @@ fn fits(template: &str, path: &str) -> bool {
     }
 }
 
-/// Pages for people are not in the document.
-fn is_page(path: &str) -> bool {
+/// HTML pages are not in the document.
+fn is_html_page(path: &str) -> bool {
     path == "/" || path.starts_with("/assets/") || path.starts_with("/docs") || path == "/openapi.json"
 }
 
-/// Panics if the reply is none that the document allows.
+/// Panics if the document does not allow the reply.
 pub fn judge(exchange: &Exchange<'_>) {
     if let Err(wrong) = verdict(exchange) {
         let Exchange { method, path, reply } = exchange;
@@ -81,11 +81,11 @@ pub fn judge(exchange: &Exchange<'_>) {
 
 fn verdict(exchange: &Exchange<'_>) -> Result<(), String> {
     let Exchange { method, path, reply } = exchange;
-    if is_page(path) || *method == Method::OPTIONS {
+    if is_html_page(path) || *method == Method::OPTIONS {
         return Ok(());
     }
-    let of_path: Vec<&Route> = ROUTES.iter().filter(|route| fits(&route.path, path)).collect();
-    // A listener of its own knows the other's routes as little as any other nonsense.
+    let of_path: Vec<&Route> = ROUTES.iter().filter(|route| matches_template(&route.path, path)).collect();
+    // A separate listener returns 404 for the routes of the other one.
     if of_path.is_empty() || (reply.status == StatusCode::NOT_FOUND && reply.text("code") == "not_found") {
         return problem(reply, StatusCode::NOT_FOUND);
     }
@@ -120,13 +120,13 @@ fn problem(reply: &Reply, status: StatusCode) -> Result<(), String> {
 }
 
 #[test]
-fn the_document_is_as_it_was() {
-    // A change of the API is a change of this snapshot: look at it, then accept it with INSTA_UPDATE=always.
+fn openapi_document_matches_the_snapshot() {
+    // A change of the API changes this snapshot: review it, then accept it with INSTA_UPDATE=always.
     insta::assert_snapshot!(serde_json::to_string_pretty(&*DOCUMENT).unwrap());
 }
 
 #[test]
-fn a_reply_that_breaks_the_contract_is_noticed() {
+fn reply_that_violates_the_document_is_detected() {
     let reply = |status: u16, kind: &'static str, body: &'static str| {
         let mut headers = hyper::HeaderMap::new();
         headers.insert("content-type", hyper::header::HeaderValue::from_static(kind));
@@ -149,9 +149,9 @@ fn a_reply_that_breaks_the_contract_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listener_tells_of_its_own_routes() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn each_listener_documents_its_own_routes() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.args(["--admin-listen", "127.0.0.1:0"]);
     let shop = Shop::run(command);
     let mut client = shop.client().await;

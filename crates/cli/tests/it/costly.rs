@@ -1,4 +1,4 @@
-//! One address sends what costs most, as fast as it may, while honest requests come from another.
+//! One address sends the most expensive requests as fast as it can, while honest requests come from another.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -11,9 +11,9 @@ use stampede_testkit::{Client, count};
 use tokio::task::JoinHandle;
 
 use crate::attack::honest;
-use crate::shop::{Place, Shop, default_settings, folder};
+use crate::shop::{Shop, Storage, default_settings, temporary_storage};
 
-/// 127.0.0.2 tries to buy without a token; how often it hears each of these.
+/// 127.0.0.2 tries to buy without a token; returns the number of 401 and of 429 responses.
 async fn buys(shop: &Shop, client: &mut Client, path: &str, tries: usize) -> (usize, usize) {
     let (mut unauthorized, mut limited) = (0, 0);
     for _ in 0..tries {
@@ -29,12 +29,12 @@ async fn buys(shop: &Shop, client: &mut Client, path: &str, tries: usize) -> (us
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn buying_has_a_limit_per_address() {
-    let folder = folder();
-    let mut command = default_settings(&folder);
+    let storage = temporary_storage();
+    let mut command = default_settings(&storage);
     command.env("STAMPEDE__BUY__PER_IP__COUNT", "10").env("STAMPEDE__BUY__PER_IP__WINDOW_MS", "600000");
     let shop = Shop::run(command);
     let mut one = honest(shop.address).await;
-    // By the short way and through the router alike.
+    // On the fast path and through the router alike.
     assert_eq!(buys(&shop, &mut one, "/v1/sales/7/orders", 6).await, (6, 0));
     assert_eq!(buys(&shop, &mut one, "/v1/sales/%37/orders", 6).await, (4, 2));
     assert_eq!(buys(&shop, &mut one, "/v1/sales/7/orders", 3).await, (0, 3));
@@ -43,13 +43,13 @@ async fn buying_has_a_limit_per_address() {
     assert_eq!(shop.metric("stampede_buy_answers_total{answer=\"too_many_requests\"}").await, 5.0);
 }
 
-/// A limiter whose memory is full lets newcomers through, and says how many.
+/// A limiter with full memory does not limit new clients, and counts them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_limits_let_through_is_counted() {
-    let folder = folder();
-    let settings = folder.path().join("settings.toml");
+async fn requests_beyond_limiter_memory_are_counted() {
+    let storage = temporary_storage();
+    let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[limits]\nmemory = 1\n[http]\ntrusted_proxies = [\"127.0.0.1\"]\n").unwrap();
-    let mut command = default_settings(&folder);
+    let mut command = default_settings(&storage);
     command.arg("--config").arg(settings);
     let shop = Shop::run(command);
     let mut proxy = shop.client().await;
@@ -65,11 +65,11 @@ async fn what_the_limits_let_through_is_counted() {
 
 const SHOPS: u32 = 100_000;
 
-/// Shops as the ledger writes them, all in one go.
-async fn fill_shops(place: &Place) {
+/// Inserts many shops directly into the database.
+async fn fill_shops(storage: &Storage) {
     let mut migrate = Command::new(env!("CARGO_BIN_EXE_stampede"));
-    assert!(migrate.args(["migrate", "--data-dir"]).arg(place.path()).output().unwrap().status.success());
-    let url = format!("sqlite:{}", place.path().join("stampede.db").display());
+    assert!(migrate.args(["migrate", "--data-dir"]).arg(storage.path()).output().unwrap().status.success());
+    let url = format!("sqlite:{}", storage.path().join("stampede.db").display());
     let mut database = SqliteConnection::connect(&url).await.unwrap();
     for sql in [
         "PRAGMA synchronous = OFF".to_owned(),
@@ -88,7 +88,7 @@ async fn fill_shops(place: &Place) {
     database.close().await.unwrap();
 }
 
-/// Honest reads of every kind, one after the other; the time that 99 of 100 stay below.
+/// The 99th percentile of sequential honest reads.
 async fn p99(client: &mut Client, requests: u32) -> Duration {
     let mut times = Vec::new();
     for n in 0..requests {
@@ -106,18 +106,18 @@ async fn p99(client: &mut Client, requests: u32) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// Searches as fast as it may, for what costs most: pieces that every shop has, and nothing that is found.
-async fn search(address: SocketAddr, heard: Arc<[AtomicUsize; 2]>) {
+/// Sends the most expensive searches as fast as possible: parts that every name has, without a match.
+async fn search(address: SocketAddr, counts: Arc<[AtomicUsize; 2]>) {
     let mut client = Client::connect(address).await.unwrap();
     let queries = ["ea%201%E9%A6%86", "a%20", "tea%209%20", "%E9%A6%86", "1111%E9%A6%86", "ea%2099zz"];
     for n in 0.. {
         let path = format!("/v1/shops?limit=100&name={}", queries[n % queries.len()]);
         let reply = client.get(&path, "").await.unwrap();
         match reply.status.as_u16() {
-            200 => heard[0].fetch_add(1, Ordering::Relaxed),
+            200 => counts[0].fetch_add(1, Ordering::Relaxed),
             429 => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
-                heard[1].fetch_add(1, Ordering::Relaxed)
+                counts[1].fetch_add(1, Ordering::Relaxed)
             }
             other => panic!("{other}: {reply:?}"),
         };
@@ -126,34 +126,34 @@ async fn search(address: SocketAddr, heard: Arc<[AtomicUsize; 2]>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn searches_of_one_address_do_not_slow_down_honest_reads() {
-    let folder = folder();
-    fill_shops(&folder).await;
-    let shop = Shop::run(default_settings(&folder));
+    let storage = temporary_storage();
+    fill_shops(&storage).await;
+    let shop = Shop::run(default_settings(&storage));
     let mut client = honest(shop.address).await;
     let found = client.get("/v1/shops?name=a%204711%E9%A6%86", "").await.unwrap().json();
     assert_eq!(found["shops"][0]["name"], "Tea 4711馆", "{found}");
     let requests = count(1_000, 300) as u32;
     p99(&mut client, requests).await; // warm
-    // Other work on the machine only adds to the times: it must hold in one of a few rounds.
+    // Other load on the machine adds to the times, so one of a few rounds must pass.
     let mut seen = Vec::new();
     for _ in 0..5 {
         let before = p99(&mut client, requests).await;
-        let heard: Arc<[AtomicUsize; 2]> = Arc::default();
-        let attackers: Vec<_> = (0..4).map(|_| tokio::spawn(search(shop.address, heard.clone()))).collect();
-        // Until the limit is reached, or should have been.
-        while heard[1].load(Ordering::Relaxed) == 0 && heard[0].load(Ordering::Relaxed) < 300 {
+        let counts: Arc<[AtomicUsize; 2]> = Arc::default();
+        let attackers: Vec<_> = (0..4).map(|_| tokio::spawn(search(shop.address, counts.clone()))).collect();
+        // Until the limit is reached, or should be.
+        while counts[1].load(Ordering::Relaxed) == 0 && counts[0].load(Ordering::Relaxed) < 300 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let during = p99(&mut client, requests).await;
         attackers.iter().for_each(JoinHandle::abort);
-        eprintln!("honest p99 {before:?}, with searches {during:?}; {heard:?} searches answered and refused");
+        eprintln!("honest p99 {before:?}, with searches {during:?}; {counts:?} searches answered and refused");
         seen.push((before, during));
         if during <= 2 * before + Duration::from_millis(3) {
             return;
         }
-        // Two windows of the limit: after that it allows as much as at first.
+        // After two windows the limit starts again.
         tokio::time::sleep(Duration::from_secs(20)).await;
-        // The server has closed the idle connection meanwhile.
+        // The server has closed the idle connection.
         client = honest(shop.address).await;
     }
     panic!("honest p99 without and with searches: {seen:?}");
@@ -161,20 +161,20 @@ async fn searches_of_one_address_do_not_slow_down_honest_reads() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_and_documents_are_limited_and_cheap() {
-    let folder = folder();
-    let shop = Shop::run(default_settings(&folder));
+    let storage = temporary_storage();
+    let shop = Shop::run(default_settings(&storage));
     let mut client = honest(shop.address).await;
-    let mut heard = [0; 2];
+    let mut counts = [0; 2];
     for n in 0..400 {
         let path = if n % 2 == 0 { "/readyz" } else { "/openapi.json" };
         match client.get(path, "").await.unwrap().status.as_u16() {
-            200 => heard[0] += 1,
-            429 => heard[1] += 1,
+            200 => counts[0] += 1,
+            429 => counts[1] += 1,
             other => panic!("{other}"),
         }
     }
-    assert_eq!(heard, [300, 100]);
-    // Others are not concerned, and whether the process lives is never limited.
+    assert_eq!(counts, [300, 100]);
+    // Other addresses are not affected, and /healthz is never limited.
     assert_eq!(shop.client().await.get("/readyz", "").await.unwrap().status, 200);
     assert_eq!(client.get("/healthz", "").await.unwrap().status, 200);
 }

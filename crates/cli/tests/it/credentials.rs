@@ -1,58 +1,46 @@
-//! Administrator tokens and certificates: which are accepted, how guesses are limited, what SIGHUP reads again, what is logged.
+//! Administrator tokens and certificates: validation, limits on guesses, reload by SIGHUP, logging.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::{Method, Request};
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
-use stampede_testkit::{Client, Reply};
+use stampede_testkit::{Client, Reply, until};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::shop::{Place, Shop, TOKEN, command, folder, log_in};
+use crate::shop::{Shop, Storage, TOKEN, command, log_in, temporary_storage};
 
 const OLD: &str = "old-token-91c7f03be5a84d26c0fe71";
 const NEW: &str = "new-token-d48e2b6a07f91c53ab90e4";
 
 /// The server with its log in a file.
-fn logging(place: &Place, level: &str) -> (Command, PathBuf) {
-    let log = place.path().join("log");
-    let mut command = command(place);
+fn logging(storage: &Storage, level: &str) -> (Command, PathBuf) {
+    let log = storage.path().join("log");
+    let mut command = command(storage);
     command.env("STAMPEDE__LOG__LEVEL", level).stderr(std::fs::File::create(&log).unwrap());
     (command, log)
 }
 
-/// Waits for a line of the log that has all of `words`.
+/// Waits for a line of the log that contains all of `words`.
 async fn logged(log: &Path, words: &[&str]) -> String {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
+    let find = || {
         let text = std::fs::read_to_string(log).unwrap();
-        if let Some(line) = text.lines().find(|line| words.iter().all(|word| line.contains(word))) {
-            return line.to_owned();
-        }
-        assert!(Instant::now() < deadline, "no line with {words:?} in\n{text}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// Does this in turns until it is so.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !holds().await {
-        assert!(Instant::now() < deadline, "{what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        text.lines().find(|line| words.iter().all(|word| line.contains(word))).map(str::to_owned)
+    };
+    until(&format!("a line with {words:?}"), async || find().is_some()).await;
+    find().unwrap()
 }
 
 async fn status(client: &mut Client, token: &str) -> u16 {
     client.get("/admin/v1/sales", token).await.unwrap().status.as_u16()
 }
 
-/// A request for administrators from behind a proxy.
+/// A request to an administration route from behind a proxy.
 async fn forwarded(client: &mut Client, address: &str, token: &str) -> Reply {
     let request = Request::builder().method(Method::GET).uri("/admin/v1/sales").header("host", "x");
     let request = request.header("x-forwarded-for", address).header("authorization", format!("Bearer {token}"));
@@ -61,59 +49,60 @@ async fn forwarded(client: &mut Client, address: &str, token: &str) -> Reply {
 
 #[test]
 fn weak_or_equal_tokens_are_refused_at_start() {
-    let folder = folder();
+    let storage = temporary_storage();
     let start = |token: &str, more: &str| {
-        let file = folder.path().join("settings.toml");
+        let file = storage.path().join("settings.toml");
         std::fs::write(&file, more).unwrap();
-        let mut command = command(&folder);
+        let mut command = command(&storage);
         let output = command.arg("--config").arg(file).env("STAMPEDE_ADMIN_TOKEN", token).output().unwrap();
         assert!(!output.status.success(), "{token:?} was accepted");
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(token.is_empty() || !told.contains(token), "the token is shown: {told}");
-        told
+        let output = String::from_utf8(output.stderr).unwrap();
+        assert!(token.is_empty() || !output.contains(token), "the token is shown: {output}");
+        output
     };
     for short in ["", "an-admin-token-for-tests"] {
         assert!(start(short, "").contains("at least 32"), "{short}");
     }
     for weak in ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "0123456789abcdef0123456789abcdef"] {
-        let told = start(weak, "");
-        assert!(told.contains("too easy to guess") && told.contains("STAMPEDE_ADMIN_TOKEN"), "{told}");
+        let output = start(weak, "");
+        assert!(output.contains("too easy to guess") && output.contains("STAMPEDE_ADMIN_TOKEN"), "{output}");
     }
-    let file = folder.path().join("second");
+    let file = storage.path().join("second");
     let second = format!("[admin.tokens.omar]\nrole = \"viewer\"\nfile = {file:?}\n");
     std::fs::write(&file, "short").unwrap();
-    let told = start(TOKEN, &second);
-    assert!(told.contains("\"omar\"") && told.contains("at least 32"), "{told}");
+    let output = start(TOKEN, &second);
+    assert!(output.contains("\"omar\"") && output.contains("at least 32"), "{output}");
     std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
-    let told = start(TOKEN, &second);
-    assert!(told.contains("\"admin\" and \"omar\" have the same token"), "{told}");
+    let output = start(TOKEN, &second);
+    assert!(output.contains("\"admin\" and \"omar\" have the same token"), "{output}");
 }
 
-/// One address guesses: it is stopped and logged; other addresses are unaffected, and administrators behind the same address are not locked out.
+/// Guesses from one address are limited and logged; other addresses are not affected, and administrators behind the same address are not
+/// locked out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guesses_of_admin_tokens_are_limited_per_address_and_logged() {
-    let folder = folder();
-    let (mut command, log) = logging(&folder, "info");
-    let settings = folder.path().join("settings.toml");
+    let storage = temporary_storage();
+    let (mut command, log) = logging(&storage, "info");
+    let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[http]\ntrusted_proxies = [\"127.0.0.0/8\"]\n").unwrap();
     command.arg("--config").arg(settings).env_remove("STAMPEDE__ADMIN__WRONG_TOKENS_PER_IP__COUNT");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     let (attacker, office) = ("203.0.113.7", "203.0.113.8");
     assert_eq!(forwarded(&mut client, office, TOKEN).await.status, 200);
-    let mut heard = Vec::new();
+    let mut statuses = Vec::new();
     for n in 0..200 {
         let reply = forwarded(&mut client, attacker, &format!("guess-{n}")).await;
-        heard.push(reply.status.as_u16());
+        statuses.push(reply.status.as_u16());
         if reply.status == 429 {
             assert!(reply.header("retry-after").parse::<u64>().unwrap() >= 1);
         }
     }
-    assert_eq!((&heard[..10], &heard[10..12]), (&[401; 10][..], &[429; 2][..]), "ten a minute by default");
-    let compared = heard.iter().filter(|status| **status == 401).count();
+    assert_eq!((&statuses[..10], &statuses[10..12]), (&[401; 10][..], &[429; 2][..]), "ten a minute by default");
+    let compared = statuses.iter().filter(|status| **status == 401).count();
     assert!(compared <= 20, "{compared} guesses were compared");
-    assert_eq!(forwarded(&mut client, attacker, TOKEN).await.status, 429, "also the right token, from there");
-    assert_eq!(forwarded(&mut client, office, TOKEN).await.status, 200, "elsewhere nothing has changed");
+    assert_eq!(forwarded(&mut client, attacker, TOKEN).await.status, 429, "the right token from that address, too");
+    assert_eq!(forwarded(&mut client, office, TOKEN).await.status, 200, "other addresses are not affected");
     for _ in 0..30 {
         forwarded(&mut client, office, "guess").await;
     }
@@ -130,13 +119,13 @@ async fn guesses_of_admin_tokens_are_limited_per_address_and_logged() {
     assert!(guesses >= 20.0, "{guesses}");
 }
 
-/// The lines per second are bounded, however many requests there are.
+/// The number of log lines per second is limited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
-    let folder = folder();
-    let (command, log) = logging(&folder, "info");
+    let storage = temporary_storage();
+    let (command, log) = logging(&storage, "info");
     let shop = Shop::run(command);
-    let sale = shop.put_up(1).await;
+    let sale = shop.create_sale(1).await;
     let mut client = shop.client().await;
     log_in(&mut client, "13800138000").await;
     let line = logged(&log, &["logged in", "127.0.0.1", "138****8000"]).await;
@@ -144,11 +133,11 @@ async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
     client.post("/v1/login", "", &json!({ "phone": "13800138001", "code": "123456" })).await.unwrap();
     logged(&log, &["a login was refused", "127.0.0.1", "138****8001", "wrong_code"]).await;
 
-    // Buying takes a way of its own; it is logged alike, with the id that the answer has.
+    // Buying uses the fast path; it is logged in the same way, with the request id of the response.
     let reply = client.post(&format!("/v1/sales/{sale}/orders"), "no-such-token", &Value::Null).await.unwrap();
     assert_eq!(reply.status, 401);
     logged(&log, &["a request was refused", "401", "127.0.0.1", reply.header("x-request-id")]).await;
-    // A path that is long, so that few lines fill the disk.
+    // A long path, so that few lines would fill the disk.
     let long = format!("/v1/orders/{}", "9".repeat(10_000));
     let started = Instant::now();
     for n in 0..500 {
@@ -165,18 +154,18 @@ async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sighup_reads_admin_tokens_again() {
-    let folder = folder();
-    let (file, second) = (folder.path().join("token"), folder.path().join("second"));
-    let settings = folder.path().join("settings.toml");
+async fn sighup_reloads_admin_tokens() {
+    let storage = temporary_storage();
+    let (file, second) = (storage.path().join("token"), storage.path().join("second"));
+    let settings = storage.path().join("settings.toml");
     std::fs::write(&file, OLD).unwrap();
     std::fs::write(&settings, format!("[admin]\ntoken_file = {file:?}\n")).unwrap();
-    let (mut command, log) = logging(&folder, "info");
+    let (mut command, log) = logging(&storage, "info");
     command.env_remove("STAMPEDE_ADMIN_TOKEN").arg("--config").arg(&settings);
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     assert_eq!((status(&mut client, OLD).await, status(&mut client, NEW).await), (200, 401));
-    // As most tools write a file.
+    // Written to another file and renamed, as most tools do.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
 
     std::fs::write(&file, format!("{NEW}\n")).unwrap();
@@ -185,14 +174,14 @@ async fn sighup_reads_admin_tokens_again() {
     assert_eq!(status(&mut client, OLD).await, 401, "the old token is no longer accepted");
     logged(&log, &["WARN", "readable by every user of this machine"]).await;
 
-    // What is not right is left alone, and said so.
+    // An invalid file leaves the old tokens in use and is logged.
     std::fs::write(&file, "short").unwrap();
     shop.process.signal("HUP").unwrap();
-    let line = logged(&log, &["tokens stay as they were", "at least 32"]).await;
+    let line = logged(&log, &["tokens were not reloaded", "at least 32"]).await;
     assert!(line.contains("ERROR") && !line.contains("short"), "{line}");
     assert_eq!(status(&mut client, NEW).await, 200);
 
-    // An administrator who was added to the settings, and one who was taken out.
+    // One administrator was added to the settings, and one was removed.
     std::fs::write(&file, NEW).unwrap();
     std::fs::write(&second, OLD).unwrap();
     let with = format!("[admin]\ntoken_file = {file:?}\n[admin.tokens.omar]\nrole = \"viewer\"\nfile = {second:?}\n");
@@ -205,7 +194,7 @@ async fn sighup_reads_admin_tokens_again() {
     assert!(shop.stop().success());
 }
 
-/// The certificate that a new connection is shown, and a client on that connection.
+/// Opens a TLS connection; returns the server's certificate and a client.
 async fn connect_tls(shop: &Shop, trusted: &[&CertificateDer<'static>]) -> (CertificateDer<'static>, Client) {
     let mut roots = rustls::RootCertStore::empty();
     for certificate in trusted {
@@ -221,9 +210,9 @@ async fn connect_tls(shop: &Shop, trusted: &[&CertificateDer<'static>]) -> (Cert
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sighup_reads_the_certificate_again() {
-    let folder = folder();
-    let (file, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+async fn sighup_reloads_the_certificate() {
+    let storage = temporary_storage();
+    let (file, key) = (storage.path().join("cert.pem"), storage.path().join("key.pem"));
     let make = || {
         let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
         (CertificateDer::from(pair.cert.der().to_vec()), pair.cert.pem(), pair.signing_key.serialize_pem())
@@ -235,22 +224,22 @@ async fn sighup_reads_the_certificate_again() {
     let ((old, old_pem, old_key), (new, new_pem, new_key)) = (make(), make());
     let trusted = [&old, &new];
     write(&old_pem, &old_key);
-    let (mut command, log) = logging(&folder, "info");
+    let (mut command, log) = logging(&storage, "info");
     command.env("STAMPEDE__HTTP__TLS_CERTIFICATE", &file).env("STAMPEDE__HTTP__TLS_KEY", &key);
     let shop = Shop::run(command);
     let (shown, mut earlier) = connect_tls(&shop, &trusted).await;
     assert_eq!(shown, old);
 
-    // A key that does not belong to the certificate, as while the files are being written: the old pair stays.
+    // A key that does not match the certificate, as during a replacement of the files: the old pair stays in use.
     write(&new_pem, &old_key);
     shop.process.signal("HUP").unwrap();
-    let line = logged(&log, &["certificate stays as it was", "do not match"]).await;
+    let line = logged(&log, &["certificate was not reloaded", "do not match"]).await;
     assert!(line.contains("ERROR"), "{line}");
     assert_eq!(connect_tls(&shop, &trusted).await.0, old);
 
     write(&new_pem, &new_key);
     shop.process.signal("HUP").unwrap();
     until("the new certificate is never shown", async || connect_tls(&shop, &trusted).await.0 == new).await;
-    assert_eq!(earlier.get("/v1/sales", "").await.unwrap().status, 200, "an open connection goes on");
+    assert_eq!(earlier.get("/v1/sales", "").await.unwrap().status, 200, "an open connection stays open");
     assert!(shop.stop().success());
 }

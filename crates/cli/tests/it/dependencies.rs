@@ -1,4 +1,4 @@
-//! `make deps`: what `scripts/check-advisories` makes of what cargo-deny says, which a script stands in for.
+//! `make deps`: `scripts/check-advisories` with a script in storage of cargo-deny.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,19 +19,19 @@ fn check(home: &Path, fetch: u8, check: u8) -> Output {
 }
 
 #[test]
-fn advisories_are_checked_where_a_database_is_at_hand() {
+fn advisories_are_checked_if_a_database_is_available() {
     let home = tempfile::tempdir().unwrap();
     let checked = |output: &Output| String::from_utf8_lossy(&output.stdout).contains("checked");
-    // Fetched: the findings decide.
+    // The database was fetched: the exit code is that of the check.
     for (findings, code) in [(0, 0), (1, 1)] {
         let output = check(home.path(), 0, findings);
         assert!(checked(&output) && output.status.code() == Some(code), "{output:?}");
     }
-    // Neither fetched nor there: said, and no failure.
+    // Neither fetched nor cached: a message, and exit code 0.
     let output = check(home.path(), 1, 1);
     assert!(!checked(&output) && output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("NOT checked"), "{output:?}");
-    // A copy from before.
+    // A cached copy is used.
     std::fs::create_dir_all(home.path().join("advisory-dbs/advisory-db-1")).unwrap();
     let output = check(home.path(), 1, 1);
     assert!(checked(&output) && output.status.code() == Some(1), "{output:?}");

@@ -1,56 +1,57 @@
-//! Nothing is promised before it is on the disk. `kill -9` does not show that: the kernel keeps what was written. So we watch
-//! the system calls: between reading a request and writing its 201, a sync of the write-ahead log must have returned.
+//! No confirmation is sent before the order is on disk. SIGKILL cannot show that, because the kernel keeps written pages. So the system
+//! calls are traced: between reading a request and writing its 201, a sync of the write-ahead log must have returned.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
 use stampede_testkit::count;
 
-use crate::history::{Heard, History};
-use crate::shop::{Place, Shop, folder, serving};
+use crate::shop::{Shop, Storage, temporary_storage, verify, wrapped_command};
 
-/// Sells a few, one after the other and then many at once, under strace; returns what strace wrote.
+/// Sells some orders sequentially and then concurrently under strace; returns the trace.
 async fn traced(plant: Option<&str>) -> String {
-    let folder = folder();
-    let log = folder.path().join("strace.log");
+    let storage = temporary_storage();
+    let log = storage.path().join("strace.log");
     let mut strace = Command::new("strace");
     strace
         .args(["-D", "-f", "-y", "-s", "40", "-e", "trace=read,recvfrom,write,writev,sendto,fsync,fdatasync", "-o"])
         .arg(&log)
         .arg(env!("CARGO_BIN_EXE_stampede"));
-    let mut command = serving(strace, &Place::at(&folder.path().join("data")));
+    let mut command = wrapped_command(strace, &Storage::at(&storage.path().join("data")));
     if let Some(bug) = plant {
         command.env("STAMPEDE_PLANTED_BUGS", bug);
     }
     let mut shop = Shop::run(command);
-    let people = count(200, 40);
-    let sale = shop.put_up(people as u32).await;
-    let buyers = shop.log_in(0, people).await;
+    let buyer_count = count(200, 40);
+    let sale = shop.create_sale(buyer_count as u32).await;
+    let buyers = shop.log_in(0, buyer_count).await;
     let (one_by_one, at_once) = buyers.split_at(buyers.len() / 2);
-    let history = std::sync::Arc::new(History::default());
+    let history = std::sync::Arc::new(Recorder::default());
     let mut client = shop.client().await;
     for buyer in one_by_one {
-        assert_eq!(history.buy(&mut client, sale, buyer).await.heard, Heard::Created);
+        assert_eq!(history.buy(&mut client, sale, buyer).await.response, Response::Created);
     }
-    let mut crowd = Vec::new();
+    let mut tasks = Vec::new();
     for buyer in at_once {
         let (history, buyer, mut client) = (history.clone(), buyer.clone(), shop.client().await);
-        crowd.push(tokio::spawn(async move { history.buy(&mut client, sale, &buyer).await }));
+        tasks.push(tokio::spawn(async move { history.buy(&mut client, sale, &buyer).await }));
     }
-    for one in crowd {
-        assert_eq!(one.await.unwrap().heard, Heard::Created);
+    for one in tasks {
+        assert_eq!(one.await.unwrap().response, Response::Created);
     }
-    let place = Place::at(&folder.path().join("data"));
-    assert_eq!(history.check(&place, &[&shop], sale).await, people as usize);
+    let storage = Storage::at(&storage.path().join("data"));
+    assert_eq!(verify(&history, &storage, &[&shop], sale).await, buyer_count as usize);
     shop.process.signal("TERM").unwrap();
     assert!(shop.process.wait(Duration::from_secs(30)).unwrap().success());
-    read_whole(&log)
+    read_complete(&log)
 }
 
-/// strace writes a last line for the process when it has written everything else.
-fn read_whole(log: &Path) -> String {
+/// Waits for the last line of the trace.
+fn read_complete(log: &Path) -> String {
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     loop {
         let text = String::from_utf8_lossy(&std::fs::read(log).unwrap()).into_owned();
@@ -62,12 +63,13 @@ fn read_whole(log: &Path) -> String {
     }
 }
 
-/// How many 201s were written, each after a sync of the log that returned after its request was read; or the first that was not.
-fn promises_kept(trace: &str) -> Result<usize, String> {
+/// The number of 201 responses that were written after a sync of the log that returned after their request was read; or the first
+/// violation.
+fn synced_confirmations(trace: &str) -> Result<usize, String> {
     let (mut read_at, mut reading, mut syncing) = (HashMap::new(), HashMap::new(), HashSet::new());
     let (mut synced_at, mut kept) = (None, 0);
     for (at, line) in trace.lines().enumerate() {
-        // `1234 fdatasync(9</…/stampede.db-wal>) = 0`, or in two lines if another thread came in between:
+        // `1234 fdatasync(9</…/stampede.db-wal>) = 0`, or in two lines if another thread was traced in between:
         // `1234 fdatasync(9</…/stampede.db-wal> <unfinished ...>` and `1234 <... fdatasync resumed>) = 0`.
         let Some((thread, call)) = line.split_once(' ') else { continue };
         let call = call.trim_start();
@@ -102,14 +104,14 @@ fn promises_kept(trace: &str) -> Result<usize, String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_is_synced_before_a_201_leaves() {
+async fn wal_is_synced_before_a_201_is_sent() {
     let trace = traced(None).await;
-    assert_eq!(promises_kept(&trace), Ok(count(200, 40) as usize));
+    assert_eq!(synced_confirmations(&trace), Ok(count(200, 40) as usize));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_planted_synchronous_off_is_caught() {
+async fn planted_sync_off_is_detected() {
     let trace = traced(Some("sync-off")).await;
-    assert!(trace.contains("\"HTTP/1.1 201"), "it sells, as if nothing were wrong");
-    promises_kept(&trace).unwrap_err();
+    assert!(trace.contains("\"HTTP/1.1 201"), "orders are still confirmed");
+    synced_confirmations(&trace).unwrap_err();
 }

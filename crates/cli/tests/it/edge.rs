@@ -1,4 +1,4 @@
-//! What faces the internet: TLS, other origins, slow senders.
+//! The public side: TLS, CORS, security headers, slow senders.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -13,18 +13,18 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::shop::{Place, Shop, TOKEN, command, default_settings, folder, metric};
+use crate::shop::{Shop, Storage, TOKEN, command, default_settings, metric, temporary_storage};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn speaks_tls_with_its_own_certificate() {
-    let folder = folder();
+async fn tls_uses_the_configured_certificate() {
+    let storage = temporary_storage();
     let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    let (certificate, key) = (storage.path().join("cert.pem"), storage.path().join("key.pem"));
     std::fs::write(&certificate, pair.cert.pem()).unwrap();
     std::fs::write(&key, pair.signing_key.serialize_pem()).unwrap();
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let log = folder.path().join("log");
-    let mut command = command(&folder);
+    let log = storage.path().join("log");
+    let mut command = command(&storage);
     command.env("STAMPEDE__HTTP__TLS_CERTIFICATE", &certificate).env("STAMPEDE__HTTP__TLS_KEY", &key);
     command.env("STAMPEDE__LOG__LEVEL", "warn").stderr(std::fs::File::create(&log).unwrap());
     let shop = Shop::run(command);
@@ -43,41 +43,41 @@ async fn speaks_tls_with_its_own_certificate() {
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("strict-transport-security"), "max-age=31536000");
 
-    assert!(shop.client().await.get("/healthz", "").await.is_err(), "plain HTTP is not spoken here");
+    assert!(shop.client().await.get("/healthz", "").await.is_err(), "plain HTTP is refused");
     assert!(shop.stop().success());
 }
 
-/// What a start with this command says on standard error.
-fn warnings(mut command: Command, folder: &Place) -> String {
-    let log = folder.path().join("log");
+/// Starts the command and returns its standard error.
+fn warnings(mut command: Command, storage: &Storage) -> String {
+    let log = storage.path().join("log");
     command.env("STAMPEDE__LOG__LEVEL", "warn").stderr(std::fs::File::create(&log).unwrap());
     assert!(Shop::run(command).stop().success());
     std::fs::read_to_string(log).unwrap()
 }
 
 #[test]
-fn plain_http_on_a_public_address_is_warned_of() {
-    let warning = "in plain text";
-    let folder = folder();
-    let settings = folder.path().join("settings.toml");
+fn plain_http_on_a_public_address_logs_a_warning() {
+    let warning = "unencrypted";
+    let storage = temporary_storage();
+    let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[http]\ntrusted_proxies = [\"10.0.0.0/8\"]\n").unwrap();
-    assert!(!warnings(default_settings(&folder), &folder).contains(warning));
+    assert!(!warnings(default_settings(&storage), &storage).contains(warning));
     let public = || {
-        let mut command = default_settings(&folder);
+        let mut command = default_settings(&storage);
         command.args(["--admin-listen", "0.0.0.0:0"]);
         command
     };
-    assert!(warnings(public(), &folder).contains(warning));
+    assert!(warnings(public(), &storage).contains(warning));
     let mut behind_proxy = public();
     behind_proxy.arg("--config").arg(settings);
-    assert!(!warnings(behind_proxy, &folder).contains(warning));
+    assert!(!warnings(behind_proxy, &storage).contains(warning));
 }
 
-/// Answers are neither framed nor taken for another kind, and each text says its character set.
+/// Responses forbid framing and content sniffing, and text has a character set.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_tell_browsers_what_they_may_do() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn responses_have_security_headers() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     for path in ["/v1/sales", "/v1/nowhere", "/v1/me", "/healthz", "/openapi.json", "/docs/", "/", "/assets/app.js"] {
         let reply = client.get(path, "").await.unwrap();
@@ -105,11 +105,11 @@ async fn from_origin(client: &mut Client, method: Method, path: &str, origin: &s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_origins_are_let_in_only_if_named() {
-    let folder = folder();
-    let settings = folder.path().join("settings.toml");
+async fn cors_allows_only_configured_origins() {
+    let storage = temporary_storage();
+    let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[http]\ncors_origins = [\"https://shop.example\"]\n").unwrap();
-    let mut command = command(&folder);
+    let mut command = command(&storage);
     command.arg("--config").arg(settings);
     let shop = Shop::run(command);
     let mut client = shop.client().await;
@@ -125,7 +125,7 @@ async fn other_origins_are_let_in_only_if_named() {
     }
 }
 
-/// Honest requests, one after the other; the time that 99 of 100 stay below.
+/// The 99th percentile of sequential honest requests.
 async fn p99(client: &mut Client, requests: usize) -> Duration {
     let mut times = Vec::with_capacity(requests);
     for _ in 0..requests {
@@ -138,12 +138,12 @@ async fn p99(client: &mut Client, requests: usize) -> Duration {
     times[requests * 99 / 100]
 }
 
-/// Thousands of sockets that send their head a byte at a time: connections are capped, and honest visitors hardly notice.
+/// Thousands of sockets send their head a byte at a time: connections are limited, and honest requests are hardly affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_senders_keep_nobody_out() {
+async fn slow_senders_do_not_block_others() {
     let (slow, cap) = (count(10_000, 400) as usize, count(8_000, 300) as usize);
-    let folder = folder();
-    let mut command = command(&folder);
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.env("STAMPEDE__HTTP__MAX_CONNECTIONS", cap.to_string()).env("STAMPEDE__HTTP__HEAD_TIMEOUT_MS", "120000");
     let shop = Shop::run(command);
     let mut honest = shop.client().await;
@@ -155,18 +155,18 @@ async fn slow_senders_keep_nobody_out() {
     let mut sockets = Vec::with_capacity(slow);
     for _ in 0..slow {
         let mut socket = TcpStream::connect(shop.address).await.unwrap();
-        // Beyond the cap others are closed for a new one: writing to them may fail.
+        // Beyond the limit, older connections are closed, and writing to them may fail.
         let _ = socket.write_all(b"GET /v1/sales HTTP/1.1\r\nx: ").await;
         sockets.push(socket);
     }
-    // A moment after its last use a connection counts as idle; then there is room.
+    // A connection counts as idle shortly after its last use and is then closed for a new one.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut honest = loop {
         let mut client = shop.client().await;
         if client.get("/healthz", "").await.is_ok_and(|reply| reply.status == 200) {
             break client;
         }
-        assert!(Instant::now() < deadline, "no place became free");
+        assert!(Instant::now() < deadline, "no connection became free");
     };
     let trickle = async {
         loop {
@@ -183,7 +183,7 @@ async fn slow_senders_keep_nobody_out() {
     };
     eprintln!("{slow} slow sockets: honest p99 {before:?} before, {during:?} during");
     if count(1, 0) == 1 {
-        // What the trickling itself costs this machine is not the server's: half a millisecond is left for it.
+        // Half a millisecond is allowed for the cost of the slow senders themselves.
         assert!(during <= 2 * before + Duration::from_micros(500), "{before:?} became {during:?}");
     }
     drop(sockets);

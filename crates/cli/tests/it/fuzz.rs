@@ -1,5 +1,5 @@
-//! Hostile requests, made from the OpenAPI document: every route, every member, every parameter. Nothing may end in a 5xx, in a
-//! hang, or in memory that grows; and every reply is held against the document (see [`crate::contract`]).
+//! Hostile requests, generated from the OpenAPI document: every route, member and parameter. No request may lead to a 5xx, a hang or
+//! growing memory, and every reply is compared with the document (see [`crate::contract`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 use stampede_testkit::{Client, count};
 
 use crate::contract::{DOCUMENT, ROUTES, Route};
-use crate::shop::{Kind, Place, Shop, TOKEN, command, log_in};
+use crate::shop::{Kind, Shop, Storage, TOKEN, command, log_in};
 
 const LANES: u64 = 8;
 
-/// Texts that have broken something somewhere.
+/// Texts that often cause errors.
 const TEXTS: [&str; 20] = [
     "",
     " ",
@@ -71,27 +71,27 @@ fn text(rng: &mut StdRng) -> String {
     }
 }
 
-/// Any value at all.
-fn anything(rng: &mut StdRng, depth: u32) -> Value {
+/// An arbitrary JSON value.
+fn any_value(rng: &mut StdRng, depth: u32) -> Value {
     match rng.random_range(0..if depth > 3 { 4 } else { 6 }) {
         0 => Value::Null,
         1 => json!(rng.random_range(0..2) == 0),
         2 => number(rng),
         3 => json!(text(rng)),
-        4 => (0..rng.random_range(0..4)).map(|_| anything(rng, depth + 1)).collect(),
-        _ => (0..rng.random_range(0..4)).map(|_| (text(rng), anything(rng, depth + 1))).collect(),
+        4 => (0..rng.random_range(0..4)).map(|_| any_value(rng, depth + 1)).collect(),
+        _ => (0..rng.random_range(0..4)).map(|_| (text(rng), any_value(rng, depth + 1))).collect(),
     }
 }
 
 struct Maker {
     rng: StdRng,
-    /// A session that is open.
+    /// The token of an open session.
     buyer: String,
-    /// Ids of every kind, so that some are of the wrong kind.
+    /// Ids of every kind, so that some have the wrong kind.
     ids: Vec<String>,
 }
 
-/// How many ids a lane remembers.
+/// The number of ids that a task keeps.
 const MAX_IDS: usize = 100;
 
 impl Maker {
@@ -103,20 +103,20 @@ impl Maker {
         self.ids[self.rng.random_range(0..self.ids.len())].clone()
     }
 
-    /// What was made just now can be named from now on.
-    fn remember(&mut self, id: String) {
+    /// Keeps a new id for later requests.
+    fn add_id(&mut self, id: String) {
         if self.ids.len() < MAX_IDS {
             self.ids.push(id);
         } else {
-            let place = self.rng.random_range(0..MAX_IDS);
-            self.ids[place] = id;
+            let index = self.rng.random_range(0..MAX_IDS);
+            self.ids[index] = id;
         }
     }
 
-    /// A value as the schema wants it, now and then spoiled.
+    /// A value that matches the schema, or sometimes does not.
     fn value(&mut self, schema: &Value) -> Value {
         if self.chance(3) {
-            return anything(&mut self.rng, 0);
+            return any_value(&mut self.rng, 0);
         }
         if let Some(name) = schema["$ref"].as_str() {
             return self.value(DOCUMENT.pointer(name.trim_start_matches('#')).unwrap());
@@ -138,7 +138,7 @@ impl Maker {
                     }
                 }
                 if self.chance(4) {
-                    object.insert(text(&mut self.rng), anything(&mut self.rng, 0));
+                    object.insert(text(&mut self.rng), any_value(&mut self.rng, 0));
                 }
                 Value::Object(object)
             }
@@ -196,7 +196,7 @@ impl Maker {
             };
             let value = self.escaped(&value.chars().take(500).collect::<String>());
             if parameter["in"] == "path" {
-                // An empty one is another path.
+                // An empty parameter would be another path.
                 path = path.replace("{id}", if value.is_empty() { "0" } else { &value });
             } else if self.chance(60) {
                 write!(query, "&{}={value}", parameter["name"].as_str().unwrap()).unwrap();
@@ -251,9 +251,9 @@ impl Maker {
     }
 }
 
-/// Sends its share; counts the replies by status.
+/// Sends a part of the requests; counts the replies by status.
 async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo: &AtomicU64) -> BTreeMap<u16, usize> {
-    let mut heard = BTreeMap::new();
+    let mut statuses = BTreeMap::new();
     let mut client = Client::connect(address).await.unwrap();
     let phone = format!("150{lane:08}");
     let mut maker = Maker { rng: StdRng::seed_from_u64(seed), buyer: log_in(&mut client, &phone).await.token, ids };
@@ -261,22 +261,22 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
         let route = &ROUTES[maker.rng.random_range(0..ROUTES.len())];
         let request = maker.request(route);
         let shown = format!("seed {seed}: {request:?}");
-        // What is not read of a body ends its connection, and may take the answer with it.
+        // If the server does not read the whole body, it closes the connection, possibly before the response is read.
         let length = request.body().size_hint().lower();
         let unread = length > 16 * 1024 || (length > 0 && route.operation["requestBody"].is_null());
         match client.send(request).await {
             Ok(reply) => {
                 assert!(reply.status.as_u16() < 500, "{shown}: {} {:?}", reply.status, reply.body);
-                *heard.entry(reply.status.as_u16()).or_insert(0) += 1;
+                *statuses.entry(reply.status.as_u16()).or_insert(0) += 1;
                 if reply.status == 201 {
-                    maker.remember(reply.text("id"));
+                    maker.add_id(reply.text("id"));
                 }
                 let ended = reply.status == 204;
                 if unread || !reply.header("connection").is_empty() {
                     client = Client::connect(address).await.unwrap();
                 }
                 if ended {
-                    // That may have been our own session.
+                    // The request may have ended this session.
                     maker.buyer = log_in(&mut client, &phone).await.token;
                 }
             }
@@ -286,7 +286,7 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
             }
         }
     }
-    heard
+    statuses
 }
 
 fn resident_bytes(shop: &Shop) -> u64 {
@@ -295,14 +295,14 @@ fn resident_bytes(shop: &Shop) -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-async fn storm_of_nonsense(kind: Kind, requests: u64, seed: u64) {
-    let place = Place::on(kind);
-    let mut command = command(&place);
+async fn fuzz(kind: Kind, requests: u64, seed: u64) {
+    let storage = Storage::on(kind);
+    let mut command = command(&storage);
     for budget in ["CODES_PER_PHONE", "CODES_PER_PHONE_DAY"] {
         command.env(format!("STAMPEDE__LOGIN__{budget}__COUNT"), "1000000");
     }
     let shop = Shop::run(command);
-    let sale = shop.put_up(1000).await;
+    let sale = shop.create_sale(1000).await;
     let buyers = shop.log_in(0, 5).await;
     let mut ids = vec![sale.to_string(), "1".to_owned(), "2".to_owned()];
     let mut client = shop.client().await;
@@ -316,7 +316,7 @@ async fn storm_of_nonsense(kind: Kind, requests: u64, seed: u64) {
     ids.extend(shops["shops"].as_array().unwrap().iter().map(|shop| shop["id"].as_str().unwrap().to_owned()));
 
     let mut rss = Vec::new();
-    let mut heard: BTreeMap<u16, usize> = BTreeMap::new();
+    let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
     for (round, share) in [requests / 10, requests - requests / 10].into_iter().enumerate() {
         let todo = Arc::new(AtomicU64::new(share));
         let lanes: Vec<_> = (0..LANES)
@@ -328,34 +328,30 @@ async fn storm_of_nonsense(kind: Kind, requests: u64, seed: u64) {
             .collect();
         for lane in lanes {
             for (status, count) in lane.await.unwrap() {
-                *heard.entry(status).or_insert(0) += count;
+                *statuses.entry(status).or_insert(0) += count;
             }
         }
         rss.push(resident_bytes(&shop));
     }
-    eprintln!("{kind:?}: {heard:?}, resident {} → {} MiB", rss[0] >> 20, rss[1] >> 20);
+    eprintln!("{kind:?}: {statuses:?}, resident {} → {} MiB", rss[0] >> 20, rss[1] >> 20);
     for status in [200, 201, 204, 400, 401, 404, 409, 415, 422] {
-        assert!(heard.contains_key(&status), "no {status} among {heard:?}: nothing was tried");
+        assert!(statuses.contains_key(&status), "no {status} among {statuses:?}: too few kinds of responses");
     }
     assert!(rss[1] < rss[0] + (64 << 20), "memory grows: {rss:?}");
-    // After all of this it is still there, and still sells.
+    // Afterwards the server still sells.
     let late = shop.log_in(5_000, 1).await.remove(0);
-    let sale = shop.put_up(1).await;
+    let sale = shop.create_sale(1).await;
     let reply = shop.client().await.post(&format!("/v1/sales/{sale}/orders"), &late.token, &Value::Null).await.unwrap();
     assert_eq!(reply.status, 201, "{reply:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_on_sqlite() {
-    storm_of_nonsense(Kind::Sqlite, count(100_000, 3_000), 1).await;
+async fn hostile_requests_get_no_5xx(kind: Kind) {
+    let (requests, seed) = match kind {
+        Kind::Sqlite => (count(100_000, 3_000), 1),
+        Kind::MariaDb => (count(30_000, 3_000), 1_000),
+        Kind::Postgres => (count(30_000, 3_000), 2_000),
+    };
+    fuzz(kind, requests, seed).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_on_mariadb() {
-    storm_of_nonsense(Kind::MariaDb, count(30_000, 3_000), 1_000).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nonsense_on_postgres() {
-    storm_of_nonsense(Kind::Postgres, count(30_000, 3_000), 2_000).await;
-}
+on_each_database!(hostile_requests_get_no_5xx);

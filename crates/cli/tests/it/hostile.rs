@@ -1,4 +1,4 @@
-//! Bad input to every route: a 4xx problem with a stable code, never a 500, never a hang.
+//! Invalid input to every route: a 4xx problem with a stable code, never a 500 or a hang.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::contract::{ROUTES, Route};
-use crate::shop::{Shop, TOKEN, command, folder};
+use crate::shop::{Shop, TOKEN, command, temporary_storage};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
@@ -47,12 +47,12 @@ fn request(method: &str, path: &str, token: &str, kind: &str, body: &[u8]) -> Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_route_refuses_nonsense() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn every_route_rejects_invalid_input() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.env("STAMPEDE__ALLOW_LOAD_TEST", "true");
     let shop = Shop::run(command);
-    let sale = shop.put_up(5).await;
+    let sale = shop.create_sale(5).await;
     let buyer = shop.log_in(0, 1).await.remove(0);
     let mut client = shop.client().await;
     let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
@@ -82,7 +82,7 @@ async fn every_route_refuses_nonsense() {
             Who::Buyer => buyer.token.as_str(),
             Who::Admin => TOKEN,
         };
-        // Who may not, is told so, whatever else is wrong.
+        // Missing permission is reported before any other error.
         let wrong = if who == Who::Admin { vec!["", "x", buyer.token.as_str()] } else { vec!["", "x", TOKEN] };
         for wrong in wrong.iter().filter(|_| who != Who::Anybody) {
             let real = path.replace("{id}", &sale.to_string());
@@ -127,27 +127,27 @@ async fn every_route_refuses_nonsense() {
         let reply = client.get(nowhere, "").await.unwrap();
         assert_eq!(problem(nowhere, &reply), "not_found", "{nowhere}");
     }
-    // After all of this it still sells.
+    // Afterwards the server still sells.
     let reply = client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &json!(null)).await.unwrap();
     assert_eq!(reply.status, 201, "{reply:?}");
     assert!(shop.stop().success());
 }
 
-/// What is sent and not answered in time is cut; what is not HTTP is refused.
+/// Sends raw bytes and reads the response until the connection is closed.
 async fn raw(shop: &Shop, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(shop.address).await.unwrap();
-    // The server may close before it has read everything.
+    // The server may close the connection before it has read everything.
     let _ = stream.write_all(bytes).await;
-    let mut heard = Vec::new();
-    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut heard)).await;
+    let mut response = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut response)).await;
     let _reset_is_an_answer_too = read.expect("the server hangs");
-    String::from_utf8_lossy(&heard).into_owned()
+    String::from_utf8_lossy(&response).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_http_is_refused() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn invalid_http_is_rejected() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.env("STAMPEDE__HTTP__HEAD_TIMEOUT_MS", "2000");
     let shop = Shop::run(command);
     let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
@@ -160,28 +160,28 @@ async fn what_is_not_http_is_refused() {
         (long.as_str(), "4"),
         (many.as_str(), "431"),
     ] {
-        let heard = raw(&shop, bytes.as_bytes()).await;
-        assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{:?}: {heard}", &bytes[..bytes.len().min(40)]);
+        let response = raw(&shop, bytes.as_bytes()).await;
+        assert!(response.starts_with(&format!("HTTP/1.1 {status}")), "{:?}: {response}", &bytes[..bytes.len().min(40)]);
     }
-    // A head that never ends, and a connection that says nothing: closed.
+    // An incomplete head and a silent connection are closed.
     for slow in ["GET / HTTP/1.1\r\nhost:", ""] {
-        let heard = raw(&shop, slow.as_bytes()).await;
-        assert!(heard.is_empty() || heard.starts_with("HTTP/1.1 408"), "{heard}");
+        let response = raw(&shop, slow.as_bytes()).await;
+        assert!(response.is_empty() || response.starts_with("HTTP/1.1 408"), "{response}");
     }
-    // A body that never comes.
-    let heard = raw(
+    // A missing body.
+    let response = raw(
         &shop,
         b"POST /v1/login HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
     )
     .await;
-    assert!(heard.starts_with("HTTP/1.1 408") && heard.contains("request_timeout"), "{heard}");
+    assert!(response.starts_with("HTTP/1.1 408") && response.contains("request_timeout"), "{response}");
     assert!(shop.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_names_one_host_and_names_it_well() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn host_header_must_be_single_and_valid() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let buying = "POST /v1/sales/1/orders HTTP/1.1\r\n";
     for (head, hosts) in [
         ("GET /v1/sales HTTP/1.1\r\n", ""),
@@ -198,21 +198,27 @@ async fn a_request_names_one_host_and_names_it_well() {
         (buying, "host: x\r\nhost: y\r\n"),
         ("OPTIONS /v1/login HTTP/1.1\r\n", ""),
     ] {
-        let heard = raw(&shop, format!("{head}{hosts}connection: close\r\n\r\n").as_bytes()).await;
-        assert!(heard.starts_with("HTTP/1.1 400") || heard.starts_with("HTTP/1.0 400"), "{head:?} {hosts:?}: {heard}");
-        assert!(heard.contains("\"invalid_request\"") && heard.contains("Host"), "{head:?} {hosts:?}: {heard}");
+        let response = raw(&shop, format!("{head}{hosts}connection: close\r\n\r\n").as_bytes()).await;
+        assert!(
+            response.starts_with("HTTP/1.1 400") || response.starts_with("HTTP/1.0 400"),
+            "{head:?} {hosts:?}: {response}"
+        );
+        assert!(
+            response.contains("\"invalid_request\"") && response.contains("Host"),
+            "{head:?} {hosts:?}: {response}"
+        );
     }
     for good in ["GET /v1/sales HTTP/1.1\r\nhost: [::1]:8080\r\n", "GET /v1/sales HTTP/1.0\r\n"] {
-        let heard = raw(&shop, format!("{good}connection: close\r\n\r\n").as_bytes()).await;
-        assert!(heard.contains(" 200 OK"), "{good:?}: {heard}");
+        let response = raw(&shop, format!("{good}connection: close\r\n\r\n").as_bytes()).await;
+        assert!(response.contains(" 200 OK"), "{good:?}: {response}");
     }
 }
 
-/// Members are named: an array of the right values in the right order is not the object.
+/// An array with the right values in the right order is not accepted as the object.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_array_is_no_object() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn array_is_not_accepted_as_an_object() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     for (path, token, body) in [
         ("/v1/login/codes", "", json!(["13800138000"])),
         ("/v1/login", "", json!(["13800138000", "123456"])),
@@ -224,9 +230,9 @@ async fn an_array_is_no_object() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_show_nothing_or_something_else_are_refused() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn invisible_and_misleading_names_are_rejected() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     for bad in [" ", "\u{3000}\u{3000}", "\u{200b}", "Tea\u{202e}eeffoC", "\u{2066}Tea\u{2069}"] {
         let reply = shop.admin("shops", &json!({ "type_id": "1", "name": bad })).await;
         assert_eq!(problem(bad, &reply), "invalid_request", "{bad:?}");

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use stampede_testkit::{Client, Reply, count};
 
-use crate::shop::{Place, Shop, command, folder, log_in};
+use crate::shop::{Shop, Storage, command, log_in, temporary_storage};
 
 const PHONE: &str = "13800138000";
 
@@ -17,38 +17,38 @@ async fn request_code(client: &mut Client, phone: &str) -> Reply {
     client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap()
 }
 
-/// A guess at the challenge of this answer.
+/// A login with the challenge of this reply.
 async fn guess(client: &mut Client, sent: &Reply, code: &str) -> Reply {
     let guess = json!({ "phone": PHONE, "code": code, "challenge": sent.text("challenge") });
     client.post("/v1/login", "", &guess).await.unwrap()
 }
 
-/// A code that is not the one of this answer.
+/// A code that differs from the one in this reply.
 fn wrong(sent: &Reply) -> String {
     let code = sent.text("demo_code");
     let last = if code.ends_with('0') { '1' } else { '0' };
     format!("{}{last}", &code[..code.len() - 1])
 }
 
-/// Posts as a client of this address, through a proxy that is trusted.
+/// Posts as a client with this address behind a trusted proxy.
 async fn post_from(client: &mut Client, address: &str, path: &str, body: &Value) -> Reply {
     let request = Request::builder().method(Method::POST).uri(path).header("host", "localhost");
     let request = request.header("content-type", "application/json").header("x-forwarded-for", address);
     client.send(request.body(body.to_string().into()).unwrap()).await.unwrap()
 }
 
-fn behind_proxy(place: &Place) -> Command {
-    let settings = place.path().join("settings.toml");
+fn behind_proxy(storage: &Storage) -> Command {
+    let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[http]\ntrusted_proxies = [\"127.0.0.0/8\"]\n").unwrap();
-    let mut command = command(place);
+    let mut command = command(storage);
     command.arg("--config").arg(settings);
     command
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_code_works_once_for_its_phone() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn code_works_once_for_its_phone() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     let phone = PHONE;
     let sent = request_code(&mut client, phone).await;
@@ -70,34 +70,34 @@ async fn a_code_works_once_for_its_phone() {
     assert_eq!(client.get("/v1/me", &token).await.unwrap().text("code"), "unauthorized", "revoked at once");
 
     let again = log_in(&mut client, phone).await;
-    assert_eq!(again.id, first.json()["user"]["id"], "the phone keeps its user");
+    assert_eq!(first.json()["user"]["id"], again.id.to_string(), "the phone keeps its user");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_learns_whether_a_number_is_known() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn responses_do_not_reveal_whether_a_number_is_registered() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     let (known, unknown) = (PHONE, "13800138001");
     log_in(&mut client, known).await;
-    let mut heard = Vec::new();
+    let mut reply = Vec::new();
     for phone in [known, unknown] {
-        // Without a code under way, with one, and with one that was not the right one.
+        // Without a code, with one, and after a wrong one.
         let guess = json!({ "phone": phone, "code": "000000" });
         let before = client.post("/v1/login", "", &guess).await.unwrap();
         let sent = request_code(&mut client, phone).await;
         let after = client.post("/v1/login", "", &json!({ "phone": phone, "code": wrong(&sent) })).await.unwrap();
         let sent = (sent.status, sent.json()["expires_in_s"].clone());
-        heard.push((before.status, before.body, sent, after.status, after.body));
+        reply.push((before.status, before.body, sent, after.status, after.body));
     }
-    assert_eq!(heard[0], heard[1]);
-    assert_eq!(heard[0].0, 422);
+    assert_eq!(reply[0], reply[1]);
+    assert_eq!(reply[0].0, 422);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn challenge_is_dead_after_five_wrong_codes_and_no_other_is() {
-    let folder = folder();
-    let shop = Shop::open(&folder);
+async fn challenge_is_invalidated_after_five_wrong_attempts() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
     let mut client = shop.client().await;
     let (first, second) = (request_code(&mut client, PHONE).await, request_code(&mut client, PHONE).await);
     assert_ne!(first.text("challenge"), second.text("challenge"));
@@ -105,7 +105,7 @@ async fn challenge_is_dead_after_five_wrong_codes_and_no_other_is() {
         assert_eq!(guess(&mut client, &first, &wrong(&first)).await.text("code"), "wrong_code");
     }
     let right = first.text("demo_code");
-    assert_eq!(guess(&mut client, &first, &right).await.text("code"), "wrong_code", "tried too often");
+    assert_eq!(guess(&mut client, &first, &right).await.text("code"), "wrong_code", "no attempts left");
     if second.text("demo_code") != right {
         assert_eq!(
             guess(&mut client, &second, &right).await.text("code"),
@@ -119,9 +119,9 @@ async fn challenge_is_dead_after_five_wrong_codes_and_no_other_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_challenge_the_newest_from_the_same_address_counts() {
-    let folder = folder();
-    let shop = Shop::run(behind_proxy(&folder));
+async fn login_without_challenge_uses_the_newest_of_the_address() {
+    let storage = temporary_storage();
+    let shop = Shop::run(behind_proxy(&storage));
     let mut client = shop.client().await;
     let (mine, other) = ("192.0.2.1", "192.0.2.2");
     let mut codes = Vec::new();
@@ -138,7 +138,7 @@ async fn without_challenge_the_newest_from_the_same_address_counts() {
         }
     }
     assert_eq!(login(mine, &codes[1]).await, 200);
-    // Addresses of one /64 are one address.
+    // Addresses of one /64 count as one.
     let sent = post_from(&mut client, "2001:db8::1", "/v1/login/codes", &json!({ "phone": PHONE })).await;
     let code = json!({ "phone": PHONE, "code": sent.text("demo_code") });
     assert_eq!(post_from(&mut client, "2001:db8::2", "/v1/login", &code).await.status, 200);
@@ -146,8 +146,8 @@ async fn without_challenge_the_newest_from_the_same_address_counts() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_five_of_a_thousand_parallel_guesses_are_compared() {
-    let folder = folder();
-    let shop = Shop::run(behind_proxy(&folder));
+    let storage = temporary_storage();
+    let shop = Shop::run(behind_proxy(&storage));
     let sent = request_code(&mut shop.client().await, PHONE).await;
     let (lanes, each) = (count(100, 40) as u8, 10_usize.max(count(10, 5) as usize));
     let guesses: Vec<_> = (0..lanes)
@@ -157,8 +157,8 @@ async fn at_most_five_of_a_thousand_parallel_guesses_are_compared() {
                 let mut client = Client::connect(address).await.unwrap();
                 let guess = json!({ "phone": PHONE, "code": wrong, "challenge": challenge });
                 for _ in 0..each {
-                    let heard = post_from(&mut client, &format!("192.0.2.{lane}"), "/v1/login", &guess).await;
-                    assert_eq!(heard.text("code"), "wrong_code");
+                    let reply = post_from(&mut client, &format!("192.0.2.{lane}"), "/v1/login", &guess).await;
+                    assert_eq!(reply.text("code"), "wrong_code");
                 }
             })
         })
@@ -172,8 +172,8 @@ async fn at_most_five_of_a_thousand_parallel_guesses_are_compared() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn codes_have_ten_digits_after_a_hundred_failures_until_a_login() {
-    let folder = folder();
-    let mut command = command(&folder);
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     for budget in ["CODES_PER_PHONE", "CODES_PER_PHONE_DAY"] {
         command.env(format!("STAMPEDE__LOGIN__{budget}__COUNT"), "1000000");
     }
@@ -199,15 +199,15 @@ async fn codes_have_ten_digits_after_a_hundred_failures_until_a_login() {
     assert_eq!(sent.text("demo_code").len(), 10);
     assert_eq!(guess(&mut client, &sent, &sent.text("demo_code")[..6]).await.status, 422, "a part is not enough");
     assert_eq!(guess(&mut client, &sent, &sent.text("demo_code")).await.status, 200);
-    assert_eq!(request_code(&mut client, PHONE).await.text("demo_code").len(), 6, "a login forgives");
+    assert_eq!(request_code(&mut client, PHONE).await.text("demo_code").len(), 6, "a login resets the failures");
     assert_eq!(request_code(&mut client, "13800138001").await.text("demo_code").len(), 6, "another phone");
 }
 
-/// With a code out, a guess costs a write; without, it does not. Neither may be seen from outside.
+/// With a pending code, an attempt costs a write; without one, it does not. The difference must not be visible from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn login_timing_does_not_tell_whether_a_code_is_out() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn login_timing_does_not_reveal_whether_a_code_was_sent() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.env("STAMPEDE__LOGIN__CODE_TRIES", "1000000");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
@@ -231,10 +231,10 @@ async fn login_timing_does_not_tell_whether_a_code_is_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn spent_send_budgets_are_counted_and_logged_once_a_minute() {
-    let folder = folder();
-    let log = folder.path().join("log");
-    let mut command = behind_proxy(&folder);
+async fn exhausted_send_budgets_are_counted_and_logged_once_a_minute() {
+    let storage = temporary_storage();
+    let log = storage.path().join("log");
+    let mut command = behind_proxy(&storage);
     command.stderr(File::create(&log).unwrap()).env("STAMPEDE__LOG__LEVEL", "warn");
     for (budget, count) in [
         ("CODES_PER_PHONE_DAY", "4"),
@@ -288,9 +288,9 @@ async fn spent_send_budgets_are_counted_and_logged_once_a_minute() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proof_of_work_comes_before_a_code_if_the_settings_say_so() {
-    let folder = folder();
-    let mut command = command(&folder);
+async fn proof_of_work_is_required_if_configured() {
+    let storage = temporary_storage();
+    let mut command = command(&storage);
     command.env("STAMPEDE__LOGIN__PROOF_OF_WORK_BITS", "10");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
@@ -308,8 +308,8 @@ async fn proof_of_work_comes_before_a_code_if_the_settings_say_so() {
     let again = client.post("/v1/login/codes", "", &solved).await.unwrap();
     assert_eq!((again.status.as_u16(), again.text("code").as_str()), (422, "proof_required"), "each works once");
 
-    let folder = crate::shop::folder();
-    let off = Shop::open(&folder);
+    let storage = crate::shop::temporary_storage();
+    let off = Shop::open(&storage);
     let puzzle = off.client().await.get("/v1/login/puzzle", "").await.unwrap();
     assert_eq!(puzzle.json()["bits"], 0, "off by default");
 }

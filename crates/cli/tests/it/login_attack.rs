@@ -1,6 +1,6 @@
-//! One address guesses at a phone's codes and requests codes for it; the phone's owner logs in all the same.
+//! One address guesses a phone's codes and requests codes for it, while the phone's owner can still log in.
 //!
-//! At default settings. Two minutes, or forty with `SOAK=1`; mostly waiting, so it runs beside other tests.
+//! With default settings. Two minutes, or forty with `SOAK=1`; mostly waiting, so it can run in parallel with other tests.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use stampede_testkit::{Client, count};
 use tokio::net::TcpSocket;
 use tokio::time::{Instant, interval};
 
-use crate::shop::{Shop, TOKEN, default_command, folder};
+use crate::shop::{Shop, TOKEN, default_demo_command, temporary_storage};
 
 const PHONE: &str = "13800138000";
 const GUESS_EVERY: Duration = Duration::from_millis(1300);
 const REQUEST_EVERY: Duration = Duration::from_secs(20);
 
-/// A client of this loopback address.
+/// A client with this loopback address.
 async fn client_from(from: [u8; 4], to: SocketAddr) -> Client {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
     Client::over(socket.connect(to).await.unwrap()).await.unwrap()
 }
 
-/// Guesses with the newest challenge it got and without one, in turns, and requests codes, until it is dropped.
+/// Guesses with and without the newest challenge in turn, and requests codes, until it is dropped.
 async fn attack(shop: SocketAddr) {
     let (mut guesses, mut requests) = (interval(GUESS_EVERY), interval(REQUEST_EVERY));
     let (mut challenge, mut number) = (None, 0);
     loop {
-        // A connection of its own each time: what counts is the address.
+        // A new connection each time: the limits count addresses.
         tokio::select! {
             _ = requests.tick() => {
                 let mut client = client_from([127, 0, 0, 2], shop).await;
@@ -50,7 +50,7 @@ async fn attack(shop: SocketAddr) {
     }
 }
 
-/// Requests a code and uses it, with its challenge or as an older client without.
+/// Requests a code and uses it, with its challenge or, like an older client, without.
 async fn log_in(shop: SocketAddr, with_challenge: bool) -> bool {
     let mut client = client_from([127, 0, 0, 3], shop).await;
     let sent = client.post("/v1/login/codes", "", &json!({ "phone": PHONE })).await.unwrap();
@@ -64,7 +64,7 @@ async fn log_in(shop: SocketAddr, with_challenge: bool) -> bool {
     client.post("/v1/login", "", &login).await.unwrap().status == 200
 }
 
-/// How many codes of so many digits were compared.
+/// The number of compared codes with this many digits.
 async fn compared(shop: &Shop, digits: u32) -> f64 {
     let text = shop.client().await.get("/metrics", TOKEN).await.unwrap();
     let text = String::from_utf8(text.body.to_vec()).unwrap();
@@ -73,10 +73,10 @@ async fn compared(shop: &Shop, digits: u32) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesser_neither_keeps_the_owner_out_nor_gets_in() {
+async fn guesser_neither_locks_the_owner_out_nor_gets_in() {
     let (seconds, logins) = (count(40 * 60, 120), count(20, 4));
-    let folder = folder();
-    let shop = Shop::run(default_command(&folder));
+    let storage = temporary_storage();
+    let shop = Shop::run(default_demo_command(&storage));
     let guesser = tokio::spawn(attack(shop.address));
     let ends = Instant::now() + Duration::from_secs(seconds);
     let mut turns = interval(Duration::from_secs(seconds / logins));

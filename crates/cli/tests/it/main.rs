@@ -1,19 +1,39 @@
-//! End to end: the built binary, real sockets, a real database, killed by its pid.
+//! End-to-end tests: the built binary, real sockets, a real database.
 //!
-//! - `shop`, `history`: a running server with buyers in it, and what they heard against what the ledger holds
-//! - `contract`: every reply that any test gets is held against the OpenAPI document; `fuzz`: hostile requests made from it
-//! - `storm`: the crowd; `crash`: the crowd and `kill -9`; `chaos`: both, for as long as you like
-//! - `nodes`: two processes on one database; `outage`: the database dies, is cut off, is slow; the disk is full
-//! - `quarantine`: orders that the database rejects, and what an operator does with them
-//! - `proof`: bench, and that planted bugs are caught; `check`: the check, and that it is neither blind nor wrong
-//! - `durability`: nothing is promised before it is on the disk
-//! - `administration`: roles, the audit log, trusted proxies, figures; `credentials`: tokens and certificates, SIGHUP, what is logged of refusals
-//! - `attack`: one address takes all the connections it can; `costly`: it sends what costs most; honest requests are served all the same
-//! - `edge`: TLS, other origins, slow senders; `hostile`: bad input; `commands`: flags, settings, first screen, shutdown; `people`: limits and orders;
-//!   `webhook`: credentials of the address that login codes are posted to; `dependencies`: `make deps`
-//! - `login`: codes, challenges, budgets; `login_attack`: a guesser for minutes; `sessions`: sessions and accounts
+//! - `shop`: a running server with buyers, and the verification of what they received
+//! - `contract`: every response in any test is compared with the OpenAPI document; `fuzz`: hostile requests generated from it
+//! - `storm`: many concurrent buyers; `crash`: the same with SIGKILL and aborts; `chaos`: random faults for `CHAOS_MINUTES`
+//! - `nodes`: two processes on one database; `outage`: the database is killed, disconnected, slow; the disk is full
+//! - `quarantine`: orders that the database rejects
+//! - `proof`: the load test, and that planted bugs are detected; `check`: `stampede check`
+//! - `durability`: no confirmation before the write-ahead log is synced
+//! - `administration`: roles, the audit log, trusted proxies, metrics; `credentials`: tokens, certificates, SIGHUP, the security log
+//! - `attack`: one address opens as many connections as it can; `costly`: it sends the most expensive requests
+//! - `edge`: TLS, CORS, slow senders; `hostile`: invalid input; `commands`: flags, settings, banner, shutdown; `buyers`: limits and orders
+//! - `webhook`: credentials in the webhook URL; `dependencies`: `make deps`
+//! - `login`: codes, challenges, budgets; `login_attack`: guessing for minutes; `sessions`: sessions and accounts
 
 #![expect(clippy::cast_possible_truncation, reason = "counts of a test are small")]
+
+/// Generates one test per database for each `async fn test(kind: Kind)`; with `servers:` only for the database servers.
+macro_rules! on_each_database {
+    (@module $module:ident, $kind:ident, $($test:ident),*) => {
+        mod $module {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() {
+                super::$test(crate::shop::Kind::$kind).await;
+            })*
+        }
+    };
+    (servers: $($test:ident),*) => {
+        on_each_database!(@module mariadb, MariaDb, $($test),*);
+        on_each_database!(@module postgres, Postgres, $($test),*);
+    };
+    ($($test:ident),*) => {
+        on_each_database!(@module sqlite, Sqlite, $($test),*);
+        on_each_database!(servers: $($test),*);
+    };
+}
 
 mod administration;
 mod attack;
@@ -29,7 +49,6 @@ mod dependencies;
 mod durability;
 mod edge;
 mod fuzz;
-mod history;
 mod hostile;
 mod login;
 mod login_attack;

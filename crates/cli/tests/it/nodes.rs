@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use stampede_testkit::{Client, count};
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
+use stampede_testkit::{Client, count, until};
 use tokio::sync::Barrier;
 
-use crate::history::{Heard, History};
-use crate::shop::{Buyer, Kind, Place, Shop};
+use crate::shop::{Buyer, Kind, Shop, Storage, verify};
 
-/// Two shops, each with a data folder of its own, that sell from one database.
+/// Two servers with separate data directories on one database.
 struct Nodes {
-    place: Place,
-    _other: Place,
+    storage: Storage,
+    _other: Storage,
     shops: [Shop; 2],
 }
 
@@ -20,22 +21,22 @@ impl Nodes {
     fn on(kind: Kind) -> Self {
         let server = kind.server().unwrap();
         let url = kind.create_database(server, server.port());
-        let (place, other) = (Place::with(Some(url.clone())), Place::with(Some(url)));
-        let shops = [Shop::open(&place), Shop::open(&other)];
-        Self { place, _other: other, shops }
+        let (storage, other) = (Storage::with(Some(url.clone())), Storage::with(Some(url)));
+        let shops = [Shop::open(&storage), Shop::open(&other)];
+        Self { storage, _other: other, shops }
     }
 }
 
-/// Every buyer presses on both nodes at once, several times; all hear the truth, and exactly the stock is sold.
-async fn sell_exactly_the_stock(kind: Kind) {
-    let (people, tries, stock) = (count(300, 80), count(8, 3), 50);
+/// Every buyer tries on both nodes at once, several times: every response is correct, and exactly the stock is sold.
+async fn two_nodes_sell_exactly_the_stock(kind: Kind) {
+    let (buyer_count, tries, stock) = (count(300, 80), count(8, 3), 50);
     let nodes = Nodes::on(kind);
-    let sale = nodes.shops[0].put_up(stock).await;
-    nodes.shops[1].knows(sale).await;
-    let buyers = nodes.shops[0].log_in(0, people).await;
-    let history = Arc::new(History::default());
-    let start = Arc::new(Barrier::new(2 * people as usize));
-    let crowd: Vec<_> = buyers
+    let sale = nodes.shops[0].create_sale(stock).await;
+    nodes.shops[1].wait_for_sale(sale).await;
+    let buyers = nodes.shops[0].log_in(0, buyer_count).await;
+    let history = Arc::new(Recorder::default());
+    let start = Arc::new(Barrier::new(2 * buyer_count as usize));
+    let tasks: Vec<_> = buyers
         .iter()
         .flat_map(|buyer| nodes.shops.iter().map(|shop| (buyer.clone(), shop.address)))
         .map(|(buyer, address)| {
@@ -44,116 +45,89 @@ async fn sell_exactly_the_stock(kind: Kind) {
                 let mut client = Client::connect(address).await.unwrap();
                 start.wait().await;
                 for _ in 0..tries {
-                    let heard = history.buy(&mut client, sale, &buyer).await.heard;
-                    let real = matches!(heard, Heard::Created | Heard::Already | Heard::SoldOut);
-                    assert!(real, "not the real reason: {heard:?}");
+                    let response = history.buy(&mut client, sale, &buyer).await.response;
+                    let real = matches!(response, Response::Created | Response::Already | Response::SoldOut);
+                    assert!(real, "not the real reason: {response:?}");
                 }
             })
         })
         .collect();
-    for one in crowd {
+    for one in tasks {
         one.await.unwrap();
     }
-    assert_eq!(history.count(Heard::Created), stock as usize);
+    assert_eq!(history.count(Response::Created), stock as usize);
     let [one, other] = &nodes.shops;
-    assert_eq!(history.check(&nodes.place, &[one, other], sale).await, stock as usize);
+    assert_eq!(verify(&history, &nodes.storage, &[one, other], sale).await, stock as usize);
     for shop in nodes.shops {
         assert!(shop.stop().success());
     }
 }
 
-/// What is done on one node is seen on the other: edits, cancellations, sessions.
-async fn one_sees_what_the_other_did(kind: Kind) {
+/// Edits, cancellations and sessions of one node reach the other.
+async fn changes_on_one_node_reach_the_other(kind: Kind) {
     let nodes = Nodes::on(kind);
     let [one, other] = &nodes.shops;
-    // Whoever looks on the other node sees at once what was made on this one.
+    // A new sale is visible on the other node at once.
     for _ in 0..5 {
-        let sale = one.put_up(1).await;
+        let sale = one.create_sale(1).await;
         let seen = other.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
         assert_eq!((seen.status.as_u16(), seen.json()["remaining"].as_u64()), (200, Some(1)));
     }
     let nobody = other.client().await.get("/v1/sales/12345", "").await.unwrap();
     assert_eq!(nobody.text("code"), "no_such_sale");
-    let sale = one.put_up(1).await;
-    other.knows(sale).await;
+    let sale = one.create_sale(1).await;
+    other.wait_for_sale(sale).await;
     let buyers = one.log_in(0, 2).await;
     let path = format!("/v1/sales/{sale}/orders");
-    let press =
+    let buy =
         async |shop: &Shop, buyer: &Buyer| shop.client().await.post(&path, &buyer.token, &Value::Null).await.unwrap();
-    let bought = press(one, &buyers[0]).await;
+    let bought = buy(one, &buyers[0]).await;
     assert_eq!(bought.status, 201);
-    let again = press(other, &buyers[0]).await;
+    let again = buy(other, &buyers[0]).await;
     assert_eq!((again.status.as_u16(), again.text("id")), (200, bought.text("id")), "the same order from the other");
-    assert_eq!(press(other, &buyers[1]).await.text("code"), "sold_out");
+    assert_eq!(buy(other, &buyers[1]).await.text("code"), "sold_out");
 
-    // The stock comes back on the node that did not cancel.
+    // The stock is returned on the node that did not cancel.
     let cancel = format!("/v1/orders/{}/cancel", bought.text("id"));
     let cancelled = one.client().await.post(&cancel, &buyers[0].token, &Value::Null).await.unwrap();
     assert_eq!(cancelled.text("status"), "cancelled");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    loop {
-        let heard = press(other, &buyers[1]).await;
-        if heard.status == 201 {
-            break;
-        }
-        assert_eq!(heard.text("code"), "sold_out");
-        assert!(std::time::Instant::now() < deadline, "the stock never came back");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    until("the stock is returned", async || {
+        let reply = buy(other, &buyers[1]).await;
+        assert!(reply.status == 201 || reply.text("code") == "sold_out", "{reply:?}");
+        reply.status == 201
+    })
+    .await;
 
     assert_eq!(one.admin(&format!("sales/{sale}/end"), &Value::Null).await.text("state"), "ended");
-    loop {
-        let seen = other.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
-        if seen.text("state") == "ended" {
-            break;
-        }
-        assert!(std::time::Instant::now() < deadline, "the end was never seen");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
-    assert_eq!(press(other, &buyers[0]).await.text("code"), "ended");
+    until("the other node sees the end", async || {
+        other.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap().text("state") == "ended"
+    })
+    .await;
+    assert_eq!(buy(other, &buyers[0]).await.text("code"), "ended");
 }
 
-/// An order that dies on one node and another that is sold there leave as many sold as before: the other node learns of it all the same.
-async fn marks_follow_a_cancellation_and_a_sale_elsewhere(kind: Kind) {
+/// After a cancellation and a sale on one node, the number of sold orders is the same as before; the other node still updates its marks.
+async fn cancellation_and_sale_on_one_node_update_the_marks_of_the_other(kind: Kind) {
     let nodes = Nodes::on(kind);
     let [one, other] = &nodes.shops;
-    let sale = one.put_up(1).await;
+    let sale = one.create_sale(1).await;
     let buyers = one.log_in(0, 2).await;
-    let history = History::default();
+    let history = Recorder::default();
     let mut client = one.client().await;
     let order = history.buy(&mut client, sale, &buyers[0]).await.order.unwrap();
-    other.knows(sale).await;
-    // Only when both gates have the first order does its death change anything.
-    history.check(&nodes.place, &[one, other], sale).await;
-    assert_eq!(history.cancel(&mut client, sale, &buyers[0], order).await.heard, Heard::Cancelled);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while history.buy(&mut client, sale, &buyers[1]).await.heard != Heard::Created {
-        assert!(std::time::Instant::now() < deadline, "what was given back is never sold");
-    }
-    assert_eq!(history.check(&nodes.place, &[one, other], sale).await, 1);
+    other.wait_for_sale(sale).await;
+    // Both gates have the first order before it is cancelled.
+    verify(&history, &nodes.storage, &[one, other], sale).await;
+    assert_eq!(history.cancel(&mut client, sale, &buyers[0], order).await.response, Response::Cancelled);
+    until("the returned stock is sold", async || {
+        history.buy(&mut client, sale, &buyers[1]).await.response == Response::Created
+    })
+    .await;
+    assert_eq!(verify(&history, &nodes.storage, &[one, other], sale).await, 1);
 }
 
-macro_rules! on_each_server {
-    ($($module:ident = $kind:expr),*) => {
-        $(mod $module {
-            use super::*;
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn sell_exactly_the_stock() {
-                super::sell_exactly_the_stock($kind).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn marks_follow_a_cancellation_and_a_sale_elsewhere() {
-                super::marks_follow_a_cancellation_and_a_sale_elsewhere($kind).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn one_sees_what_the_other_did() {
-                super::one_sees_what_the_other_did($kind).await;
-            }
-        })*
-    };
-}
-
-on_each_server! { mariadb = Kind::MariaDb, postgres = Kind::Postgres }
+on_each_database!(
+    servers: two_nodes_sell_exactly_the_stock,
+    changes_on_one_node_reach_the_other,
+    cancellation_and_sale_on_one_node_update_the_marks_of_the_other
+);

@@ -1,11 +1,11 @@
-//! `stampede bench` and `stampede check`: right without a bug, and every planted one is caught and named.
+//! `stampede bench`: no violation without a bug, and every planted bug is detected and named.
 
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use stampede_testkit::{Reply, count};
 
-use crate::shop::{Shop, command, folder};
+use crate::shop::{Shop, command, temporary_storage};
 
 pub fn stampede(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
@@ -13,30 +13,31 @@ pub fn stampede(arguments: &[&str]) -> Command {
     command
 }
 
-/// A small benchmark: seconds, not minutes.
-pub fn small(seed: u64) -> Command {
+/// A short benchmark.
+pub fn small_bench(seed: u64) -> Command {
     let mut command = stampede(&["bench", "--json", "--seconds", "0.2", "--buyers", "400", "--stock", "100"]);
     command.args(["--storm-seconds", if count(1, 0) == 1 { "5" } else { "1" }]);
     command.args(["--connections", "32", "--seed", &seed.to_string()]);
     command
 }
 
-pub fn told(output: &Output) -> Value {
+/// Parses the output of a command with `--json`.
+pub fn parse_json(output: &Output) -> Value {
     let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}\n{errors}"))
 }
 
-pub fn passes(mut command: Command) -> Value {
+pub fn run_without_violation(mut command: Command) -> Value {
     let output = command.output().unwrap();
-    let report = told(&output);
+    let report = parse_json(&output);
     assert!(output.status.success(), "{:#}", report["violations"]);
     assert_eq!(report["violations"], json!([]));
     report
 }
 
 #[test]
-fn the_report_has_what_it_promises() {
-    let report = passes(small(1));
+fn report_has_all_members() {
+    let report = run_without_violation(small_bench(1));
     assert_eq!(report["tier"], "solo");
     for member in [
         "/connections",
@@ -69,44 +70,44 @@ fn the_report_has_what_it_promises() {
     for nothing in ["oversold", "undersold", "duplicated", "lost", "unexpected"] {
         assert_eq!(storm[nothing], json!(0), "{nothing}");
     }
-    assert_eq!(report["orders"]["other"], json!(0), "everybody got one");
-    let answers = report["answers"].as_array().unwrap();
-    for (phase, answer) in [
+    assert_eq!(report["orders"]["other"], json!(0), "every buyer got an order");
+    let responses = report["responses"].as_array().unwrap();
+    for (phase, response) in [
         ("orders", "created"),
         ("refusals", "sold_out"),
         ("storm", "created"),
         ("storm", "already"),
         ("storm", "sold_out"),
     ] {
-        let found = answers.iter().find(|line| line["phase"] == phase && line["answer"] == answer);
-        let p99 = found.unwrap_or_else(|| panic!("{phase} {answer} in {answers:?}"))["latency_ms"]["p99"].as_f64();
+        let found = responses.iter().find(|line| line["phase"] == phase && line["response"] == response);
+        let p99 = found.unwrap_or_else(|| panic!("{phase} {response} in {responses:?}"))["latency_ms"]["p99"].as_f64();
         assert!(p99.unwrap() > 0.0);
     }
 }
 
 #[test]
-fn the_storm_lasts_and_its_answers_are_shown_by_kind() {
+fn storm_lasts_and_shows_responses_by_kind() {
     let mut command =
         stampede(&["bench", "--seconds", "0.1", "--buyers", "100", "--stock", "10", "--connections", "8"]);
     let started = std::time::Instant::now();
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}");
-    assert!(started.elapsed().as_secs() >= 5, "five seconds unless told otherwise");
-    for answer in ["created", "already", "sold_out"] {
-        let line = text.lines().find(|line| line.starts_with("storm ") && line.contains(answer));
-        assert!(line.is_some(), "{answer} in {text}");
+    assert!(started.elapsed().as_secs() >= 5, "five seconds by default");
+    for response in ["created", "already", "sold_out"] {
+        let line = text.lines().find(|line| line.starts_with("storm ") && line.contains(response));
+        assert!(line.is_some(), "{response} in {text}");
     }
 }
 
-/// The yardstick is answered as an order is: the same headers, as many bytes.
+/// The no-op response has the headers and the size of an order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_noop_is_answered_as_an_order_is() {
-    let place = folder();
-    let mut serve = command(&place);
+async fn noop_response_has_the_size_of_an_order() {
+    let storage = temporary_storage();
+    let mut serve = command(&storage);
     serve.env("STAMPEDE__ALLOW_LOAD_TEST", "true");
     let shop = Shop::run(serve);
-    let sale = shop.put_up(1).await;
+    let sale = shop.create_sale(1).await;
     let buyer = shop.log_in(0, 1).await.remove(0);
     let mut client = shop.client().await;
     let order = client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap();
@@ -120,48 +121,47 @@ async fn the_noop_is_answered_as_an_order_is() {
     };
     assert_eq!(sizes(&order), sizes(&noop));
     assert!(shop.metric("stampede_http_seconds_count{route=\"/load-test/noop\"}").await >= 1.0);
-    // Without a session, and without the setting it is not there.
+    // It needs no session, and it exists only with the setting.
     assert_eq!(client.post("/load-test/noop", "", &Value::Null).await.unwrap().status, 200);
-    let plain = Shop::open(&folder());
+    let plain = Shop::open(&temporary_storage());
     assert_eq!(plain.client().await.post("/load-test/noop", "", &Value::Null).await.unwrap().status, 404);
 }
 
-/// Nobody is left to buy what others gave back, but for themselves.
+/// Only those who cancelled can buy the returned stock.
 #[test]
-fn as_many_buyers_as_stock_is_not_undersold() {
+fn stock_for_every_buyer_is_not_undersold() {
     let mut command = stampede(&["bench", "--json", "--seconds", "0.1", "--buyers", "200", "--stock", "200"]);
     command.args(["--connections", "16", "--storm-seconds", "1"]);
-    let report = passes(command);
+    let report = run_without_violation(command);
     assert_eq!((&report["storm"]["sold"], &report["storm"]["undersold"]), (&json!(200), &json!(0)));
     assert_ne!(report["storm"]["returned"], json!(0), "some were cancelled");
 }
 
-/// Under 256 connections batches grow by themselves: the median is above 16. A crowd that the machine lets starve is no crowd, so it
-/// may try three times.
+/// With 256 connections, the median batch size is above 16. Other load on the machine may prevent that, so there are three attempts.
 #[test]
-fn batches_grow_with_the_crowd() {
+fn batches_grow_with_the_number_of_connections() {
     let batch = || {
         let mut command = stampede(&["bench", "--json", "--buyers", "4096", "--connections", "256"]);
         command.args(["--seconds", if count(1, 0) == 1 { "5" } else { "1" }]);
-        passes(command)["batch"].clone()
+        run_without_violation(command)["batch"].clone()
     };
     let mut batches = std::iter::repeat_with(batch).take(3);
     assert!(batches.any(|batch| batch["p50"].as_f64().is_some_and(|p50| p50 > 16.0)), "the median was never above 16");
 }
 
 #[test]
-fn no_violation_whatever_the_seed() {
+fn no_violation_with_any_seed() {
     for seed in 0..count(50, 3) {
-        passes(small(seed));
+        run_without_violation(small_bench(seed));
     }
 }
 
 #[test]
-fn no_violation_though_the_server_is_killed() {
+fn no_violation_when_the_server_is_killed() {
     for seed in 0..count(50, 3) {
-        let mut command = small(seed);
+        let mut command = small_bench(seed);
         command.arg("--kill");
-        passes(command);
+        run_without_violation(command);
     }
 }
 
@@ -169,55 +169,55 @@ fn no_violation_though_the_server_is_killed() {
 fn no_violation_on_shared_databases_with_two_nodes() {
     for database in ["mariadb", "postgres"] {
         for seed in 0..count(10, 1) {
-            let mut command = small(seed);
+            let mut command = small_bench(seed);
             command.args(["--private-servers", "--database", database, "--nodes", "2"]);
-            let report = passes(command);
+            let report = run_without_violation(command);
             assert_eq!(report["nodes"], json!(2));
         }
     }
 }
 
 #[test]
-fn in_open_loop_latency_counts_from_when_it_was_due() {
-    let mut command = small(1);
-    // Far more than it can answer: who waits longest waits for most of the run.
+fn open_loop_latency_counts_from_the_scheduled_time() {
+    let mut command = small_bench(1);
+    // Far more than the server can handle, so late requests wait for most of the run.
     command.args(["--rate", "1000000"]);
-    let report = passes(command);
+    let report = run_without_violation(command);
     let (p50, p99) = (&report["latency_ms"]["refusal"]["p50"], &report["latency_ms"]["refusal"]["p99"]);
     assert!(p50.as_f64().unwrap() > 20.0 && p99.as_f64() > p50.as_f64(), "{p50} {p99}");
 }
 
-/// The bug is caught, and called by this name.
-fn caught(bug: &str, flags: &[&str], named: &str) {
-    // Whether a bug does harm may be a matter of luck; not for long.
+/// The bug is detected, and the violation contains this text.
+fn assert_detected(bug: &str, flags: &[&str], named: &str) {
+    // A bug may have an effect only sometimes, so the run is repeated.
     for seed in 0..20 {
-        let mut command = small(seed);
+        let mut command = small_bench(seed);
         command.args(flags).env("STAMPEDE_PLANTED_BUGS", bug);
         let output = command.output().unwrap();
         if !output.status.success() {
-            let violations = told(&output)["violations"].to_string();
+            let violations = parse_json(&output)["violations"].to_string();
             return assert!(violations.contains(named), "{bug}: {violations}");
         }
     }
-    panic!("{bug} was never caught");
+    panic!("{bug} was not detected");
 }
 
 #[test]
-fn a_skipped_duplicate_test_is_caught() {
-    caught("skip-duplicate", &[], "duplicated");
+fn skipped_duplicate_check_is_detected() {
+    assert_detected("skip-duplicate", &[], "duplicated");
 }
 
 #[test]
-fn stock_that_is_returned_twice_is_caught() {
-    caught("release-twice", &[], "live rows are");
+fn double_release_is_detected() {
+    assert_detected("release-twice", &[], "live rows are");
 }
 
 #[test]
-fn an_answer_before_the_commit_is_caught() {
-    caught("answer-early", &["--kill"], "lost: order");
+fn response_before_the_commit_is_detected() {
+    assert_detected("answer-early", &["--kill"], "lost: order");
 }
 
 #[test]
-fn a_count_written_while_orders_are_on_their_way_is_caught() {
-    caught("reconcile-count", &[], "the gate's cap is");
+fn cap_reset_during_recording_is_detected() {
+    assert_detected("reconcile-count", &[], "the gate's cap is");
 }

@@ -1,17 +1,18 @@
-//! A trouble of the database is never taken for a bad order; a bad order goes into quarantine, where an operator finds it.
+//! An order that the database rejects goes into quarantine; an outage of the database quarantines nothing.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection as _, raw_sql};
-use stampede_testkit::{Client, Reply};
+use stampede_core::UserId;
+use stampede_testkit::{Client, Reply, until};
 
-use crate::shop::{Buyer, Kind, Place, Shop, TOKEN, command, ledger};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger};
 
-/// Runs a statement in the shop's database, as a database administrator would.
-async fn execute(kind: Kind, place: &Place, sql: &str) {
-    let (url, sql) = (place.url(), AssertSqlSafe(sql.to_owned()));
+/// Runs a statement in the server's database.
+async fn execute(kind: Kind, storage: &Storage, sql: &str) {
+    let (url, sql) = (storage.url(), AssertSqlSafe(sql.to_owned()));
     match kind {
         Kind::Sqlite => {
             let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
@@ -28,8 +29,8 @@ async fn execute(kind: Kind, place: &Place, sql: &str) {
     }
 }
 
-/// Makes the database reject the orders of one user, with an error in the data.
-fn reject_orders_of(kind: Kind, user: &str) -> String {
+/// Makes the database reject the orders of one user with a data error.
+fn reject_orders_of(kind: Kind, user: UserId) -> String {
     match kind {
         Kind::Sqlite => format!(
             "CREATE TRIGGER rejecting BEFORE INSERT ON orders WHEN NEW.user_id = {user} AND NEW.live = 1
@@ -62,7 +63,7 @@ async fn quarantine(shop: &Shop) -> Vec<Value> {
     list.json()["orders"].as_array().unwrap().clone()
 }
 
-/// What `stampede quarantine` prints, and whether it succeeds.
+/// Runs `stampede quarantine` and returns whether it succeeded and what it printed.
 fn quarantine_command(shop: &Shop, arguments: &[&str]) -> (bool, String) {
     let target = format!("http://{}", shop.address);
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
@@ -73,37 +74,31 @@ fn quarantine_command(shop: &Shop, arguments: &[&str]) -> (bool, String) {
 }
 
 async fn until_quarantined(shop: &Shop) -> String {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(order) = quarantine(shop).await.first() {
-            return order["id"].as_str().unwrap().to_owned();
-        }
-        assert!(Instant::now() < deadline, "never quarantined");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until("an order is in quarantine", async || !quarantine(shop).await.is_empty()).await;
+    quarantine(shop).await[0]["id"].as_str().unwrap().to_owned()
 }
 
-fn open(place: &Place) -> Shop {
-    let mut command = command(place);
+fn open(storage: &Storage) -> Shop {
+    let mut command = command(storage);
     command.env("STAMPEDE__BUY__QUARANTINE_AFTER_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
     Shop::run(command)
 }
 
-async fn a_rejected_order_can_be_retried_and_discarded(kind: Kind) {
-    let place = Place::on(kind);
-    let shop = open(&place);
+async fn rejected_order_can_be_retried_and_discarded(kind: Kind) {
+    let storage = Storage::on(kind);
+    let shop = open(&storage);
     let buyers = shop.log_in(0, 4).await;
-    let sale = shop.put_up(3).await;
-    execute(kind, &place, &reject_orders_of(kind, &buyers[0].id)).await;
+    let sale = shop.create_sale(3).await;
+    execute(kind, &storage, &reject_orders_of(kind, buyers[0].id)).await;
     let rejected = buy(&shop, sale, &buyers[0]).await;
     assert_eq!((rejected.status.as_u16(), rejected.text("code").as_str()), (503, "outcome_unknown"));
-    assert_eq!(buy(&shop, sale, &buyers[1]).await.status, 201, "the queue moves");
+    assert_eq!(buy(&shop, sale, &buyers[1]).await.status, 201, "other orders are recorded");
     let id = until_quarantined(&shop).await;
     let one = shop.client().await.get(&format!("/admin/v1/quarantine/{id}"), TOKEN).await.unwrap();
-    assert_eq!(one.text("user_id"), buyers[0].id);
+    assert_eq!(one.text("user_id"), buyers[0].id.to_string());
     assert!(one.text("error").contains("rejected on purpose"), "{:?}", one.body);
 
-    // Still rejected: it says why, and nothing has changed.
+    // Still rejected: the error is shown, and nothing has changed.
     let retry = format!("quarantine/{id}/retry");
     let failed = shop.admin(&retry, &Value::Null).await;
     assert_eq!((failed.status.as_u16(), failed.text("code").as_str()), (409, "not_recordable"));
@@ -116,7 +111,7 @@ async fn a_rejected_order_can_be_retried_and_discarded(kind: Kind) {
     let (retried, text) = quarantine_command(&shop, &["retry", &id]);
     assert!(!retried && text.contains("stays in quarantine") && text.contains("rejected on purpose"), "{text}");
 
-    execute(kind, &place, accept_orders_again(kind)).await;
+    execute(kind, &storage, accept_orders_again(kind)).await;
     let retried = shop.admin(&retry, &Value::Null).await;
     assert_eq!((retried.status.as_u16(), retried.text("outcome").as_str()), (200, "recorded"));
     assert_eq!(shop.admin(&retry, &Value::Null).await.text("code"), "no_such_order", "once");
@@ -124,9 +119,9 @@ async fn a_rejected_order_can_be_retried_and_discarded(kind: Kind) {
     assert_eq!((mine.status.as_u16(), mine.text("id")), (200, id));
 
     if kind == Kind::Postgres {
-        execute(kind, &place, "DROP FUNCTION rejecting").await;
+        execute(kind, &storage, "DROP FUNCTION rejecting").await;
     }
-    execute(kind, &place, &reject_orders_of(kind, &buyers[2].id)).await;
+    execute(kind, &storage, &reject_orders_of(kind, buyers[2].id)).await;
     assert_eq!(buy(&shop, sale, &buyers[2]).await.status, 503);
     let id = until_quarantined(&shop).await;
     assert_eq!(buy(&shop, sale, &buyers[3]).await.text("code"), "sold_out", "its stock stays taken");
@@ -134,49 +129,32 @@ async fn a_rejected_order_can_be_retried_and_discarded(kind: Kind) {
     assert!(discarded && text.contains("rejected"), "{text}");
     let again = shop.admin(&format!("quarantine/{id}/discard"), &Value::Null).await;
     assert_eq!(again.text("code"), "no_such_order");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while buy(&shop, sale, &buyers[3]).await.status != 201 {
-        assert!(Instant::now() < deadline, "its stock never came back");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    until("the stock is returned", async || buy(&shop, sale, &buyers[3]).await.status == 201).await;
     let audit = shop.client().await.get("/admin/v1/audit", TOKEN).await.unwrap();
     for action in ["retry_quarantined", "discard_quarantined"] {
         assert!(String::from_utf8_lossy(&audit.body).contains(action), "{action} is on record");
     }
-    let loaded = ledger(&place).await.ledger.load(sale).await.unwrap().unwrap();
+    let loaded = ledger(&storage).await.ledger.load(sale).await.unwrap().unwrap();
     assert_eq!((loaded.sale.sold, loaded.marks.len()), (3, 3));
     assert!(shop.stop().success());
 }
 
-macro_rules! on_each_database {
-    ($($module:ident = $kind:expr),*) => {
-        $(mod $module {
-            use super::*;
+on_each_database!(rejected_order_can_be_retried_and_discarded);
 
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn a_rejected_order_can_be_retried_and_discarded() {
-                super::a_rejected_order_can_be_retried_and_discarded($kind).await;
-            }
-        })*
-    };
-}
-
-on_each_database! { sqlite = Kind::Sqlite, mariadb = Kind::MariaDb, postgres = Kind::Postgres }
-
-/// A server setting that makes every statement fail with an error that no list of outages names.
+/// A server setting makes every statement fail with an error that is not in the list of outages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unlisted_error_for_two_seconds_quarantines_nothing() {
+async fn unlisted_database_error_does_not_quarantine_orders() {
     let kind = Kind::MariaDb;
     let server = kind.own_server();
-    let place = Place::with(Some(kind.create_database(&server, server.port())));
-    // The default time until quarantine, and the default time that a buyer waits.
-    let mut command = command(&place);
+    let storage = Storage::with(Some(kind.create_database(&server, server.port())));
+    // With the default times until quarantine and until a response.
+    let mut command = command(&storage);
     command.env("STAMPEDE__LOG__LEVEL", "off");
     let shop = Shop::run(command);
     let buyers = shop.log_in(0, 21).await;
-    let sale = shop.put_up(20).await;
-    execute(kind, &place, "SET GLOBAL max_prepared_stmt_count = 0").await;
-    let crowd: Vec<_> = buyers[..20]
+    let sale = shop.create_sale(20).await;
+    execute(kind, &storage, "SET GLOBAL max_prepared_stmt_count = 0").await;
+    let tasks: Vec<_> = buyers[..20]
         .iter()
         .cloned()
         .map(|buyer| {
@@ -189,7 +167,7 @@ async fn an_unlisted_error_for_two_seconds_quarantines_nothing() {
                     let reply = client.post(&path, &buyer.token, &Value::Null).await.unwrap();
                     match reply.status.as_u16() {
                         200 | 201 => return,
-                        503 => assert!(Instant::now() < deadline, "never answered"),
+                        503 => assert!(Instant::now() < deadline, "no response in time"),
                         other => panic!("{other}: {:?}", reply.body),
                     }
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -198,12 +176,12 @@ async fn an_unlisted_error_for_two_seconds_quarantines_nothing() {
         })
         .collect();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    execute(kind, &place, "SET GLOBAL max_prepared_stmt_count = 16382").await;
-    for one in crowd {
-        one.await.unwrap();
+    execute(kind, &storage, "SET GLOBAL max_prepared_stmt_count = 16382").await;
+    for task in tasks {
+        task.await.unwrap();
     }
     assert_eq!(quarantine(&shop).await, Vec::<Value>::new());
-    let loaded = ledger(&place).await.ledger.load(sale).await.unwrap().unwrap();
+    let loaded = ledger(&storage).await.ledger.load(sale).await.unwrap().unwrap();
     assert_eq!((loaded.sale.sold, loaded.marks.len()), (20, 20));
     assert_eq!(buy(&shop, sale, &buyers[20]).await.text("code"), "sold_out");
     assert!(shop.stop().success());

@@ -1,32 +1,37 @@
-//! A running server, and buyers in it.
+//! A running server with buyers, and the verification of what they received.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use stampede_core::ports::Ledger;
 use stampede_core::ports::Stores;
 use stampede_core::{SaleId, SystemClock, Timestamp};
 use stampede_ledger::Database;
-use stampede_testkit::{Client, FakeClock, Process, Reply, Server, mariadb, postgres};
+use stampede_proof::check::{Line, Polling, Rules};
+use stampede_proof::recorder::Recorder;
+use stampede_proof::system::System;
+use stampede_testkit::{Client, FakeClock, Process, Reply, Server, mariadb, postgres, until};
 use tempfile::TempDir;
 
 use crate::contract;
+
+pub use stampede_proof::recorder::Buyer;
 
 pub const TOKEN: &str = "an-admin-token-for-tests-5d0c81f7e92a";
 
 static MARIADB: LazyLock<Server> = LazyLock::new(|| mariadb::start().unwrap());
 static POSTGRES: LazyLock<Server> = LazyLock::new(|| postgres::start().unwrap());
 
-/// Where a shop keeps its things: a data folder of its own, not on tmpfs, and a database of its own.
-pub struct Place {
+/// A data directory, not on tmpfs, and a database for one server.
+pub struct Storage {
     dir: PathBuf,
     url: Option<String>,
-    _folder: Option<TempDir>,
+    _directory: Option<TempDir>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +42,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The server of this kind that all tests share.
+    /// The database server that all tests share.
     pub fn server(self) -> Option<&'static Server> {
         match self {
             Self::Sqlite => None,
@@ -46,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// A server of this kind that is this test's alone, so that it may be killed.
+    /// A separate database server, which the test may kill.
     pub fn own_server(self) -> Server {
         match self {
             Self::Sqlite => panic!("SQLite has no server"),
@@ -55,8 +60,8 @@ impl Kind {
         }
     }
 
-    /// The same, by a clock that the test sets.
-    pub fn own_server_by(self, clock: &FakeClock) -> Server {
+    /// A separate database server with a clock that the test sets.
+    pub fn own_server_with_clock(self, clock: &FakeClock) -> Server {
         match self {
             Self::Sqlite => panic!("SQLite has no server"),
             Self::MariaDb => mariadb::start_with_env(clock.environment()).unwrap(),
@@ -64,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// A new database on this server; its URL behind `port`.
+    /// Creates a database on this server and returns its URL with `port`, which may be a proxy's.
     pub fn create_database(self, server: &Server, port: u16) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("shop{}", NEXT.fetch_add(1, Ordering::SeqCst));
@@ -76,25 +81,25 @@ impl Kind {
     }
 }
 
-/// A place on SQLite.
-pub fn folder() -> Place {
-    Place::on(Kind::Sqlite)
+/// Temporary storage on SQLite.
+pub fn temporary_storage() -> Storage {
+    Storage::on(Kind::Sqlite)
 }
 
-impl Place {
+impl Storage {
     pub fn on(kind: Kind) -> Self {
         Self::with(kind.server().map(|server| kind.create_database(server, server.port())))
     }
 
-    /// With the database of this URL.
+    /// A new data directory with the database of this URL.
     pub fn with(url: Option<String>) -> Self {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        Self { dir: folder.path().to_owned(), url, _folder: Some(folder) }
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self { dir: directory.path().to_owned(), url, _directory: Some(directory) }
     }
 
-    /// In a folder that somebody else looks after.
+    /// An existing data directory.
     pub fn at(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), url: None, _folder: None }
+        Self { dir: dir.to_owned(), url: None, _directory: None }
     }
 
     pub fn path(&self) -> &Path {
@@ -107,22 +112,22 @@ impl Place {
     }
 }
 
-/// The binary's `serve`, on a free port, with limits that let a crowd through.
-pub fn command(place: &Place) -> Command {
-    serving(Command::new(env!("CARGO_BIN_EXE_stampede")), place)
+/// The command `serve --demo` on a free port with high limits.
+pub fn command(storage: &Storage) -> Command {
+    wrapped_command(Command::new(env!("CARGO_BIN_EXE_stampede")), storage)
 }
 
-/// The binary's `serve` on a free port with the settings that everyone has who sets none.
-pub fn default_settings(place: &Place) -> Command {
+/// The command `serve` on a free port with default settings.
+pub fn default_settings(storage: &Storage) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
-    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&place.dir);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&storage.dir);
     command.env("STAMPEDE_ADMIN_TOKEN", TOKEN).env("STAMPEDE__LOG__LEVEL", "warn");
     command
 }
 
-/// The same, behind a command that runs it.
-pub fn serving(command: Command, place: &Place) -> Command {
-    let mut command = at_defaults(command, place);
+/// Like [`command`], run by another command such as `strace`.
+pub fn wrapped_command(command: Command, storage: &Storage) -> Command {
+    let mut command = demo_command(command, storage);
     for limit in [
         "ADMIN__WRONG_TOKENS_PER_IP",
         "LOGIN__PER_IP",
@@ -141,18 +146,18 @@ pub fn serving(command: Command, place: &Place) -> Command {
     command
 }
 
-/// A demonstration, which shows its codes, with every limit at its default.
-pub fn default_command(place: &Place) -> Command {
-    at_defaults(Command::new(env!("CARGO_BIN_EXE_stampede")), place)
+/// The command `serve --demo` on a free port with default limits.
+pub fn default_demo_command(storage: &Storage) -> Command {
+    demo_command(Command::new(env!("CARGO_BIN_EXE_stampede")), storage)
 }
 
-fn at_defaults(mut command: Command, place: &Place) -> Command {
+fn demo_command(mut command: Command, storage: &Storage) -> Command {
     command
         .args(["serve", "--demo", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(&place.dir)
+        .arg(&storage.dir)
         .env("STAMPEDE_ADMIN_TOKEN", TOKEN)
         .env("STAMPEDE__LOG__LEVEL", "error");
-    if let Some(url) = &place.url {
+    if let Some(url) = &storage.url {
         command.args(["--database", url]);
     }
     command
@@ -163,15 +168,9 @@ pub struct Shop {
     pub address: SocketAddr,
 }
 
-#[derive(Debug, Clone)]
-pub struct Buyer {
-    pub id: String,
-    pub token: String,
-}
-
 impl Shop {
-    pub fn open(place: &Place) -> Self {
-        Self::run(command(place))
+    pub fn open(storage: &Storage) -> Self {
+        Self::run(command(storage))
     }
 
     pub fn run(command: Command) -> Self {
@@ -184,20 +183,16 @@ impl Shop {
         Self { address: address.expect("the server did not start"), process }
     }
 
-    /// As an operator stops it.
+    /// Stops the server with SIGTERM.
     pub fn stop(mut self) -> ExitStatus {
         self.process.signal("TERM").unwrap();
         self.process.wait(Duration::from_secs(30)).unwrap()
     }
 
-    /// Waits until the shop shows the sale: another node may have made it.
-    pub async fn knows(&self, sale: SaleId) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let mut client = self.client().await;
-        while client.get(&format!("/v1/sales/{sale}"), "").await.unwrap().status != 200 {
-            assert!(Instant::now() < deadline, "the sale never came");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    /// Waits until the server shows the sale, which another node may have created.
+    pub async fn wait_for_sale(&self, sale: SaleId) {
+        let (mut client, path) = (self.client().await, format!("/v1/sales/{sale}"));
+        until("the sale is visible", async || client.get(&path, "").await.unwrap().status == 200).await;
     }
 
     pub async fn client(&self) -> Client {
@@ -208,13 +203,13 @@ impl Shop {
         self.client().await.post(&format!("/admin/v1/{path}"), TOKEN, body).await.unwrap()
     }
 
-    /// A sale that is on for the next hour.
-    pub async fn put_up(&self, stock: u32) -> SaleId {
+    /// Creates a sale that is open for the next hour.
+    pub async fn create_sale(&self, stock: u32) -> SaleId {
         let now = stampede_core::Clock::now(&SystemClock);
-        self.put_up_between(stock, now, now.plus(Duration::from_secs(3600))).await
+        self.create_sale_between(stock, now, now.plus(Duration::from_secs(3600))).await
     }
 
-    pub async fn put_up_between(&self, stock: u32, begin: Timestamp, end: Timestamp) -> SaleId {
+    pub async fn create_sale_between(&self, stock: u32, begin: Timestamp, end: Timestamp) -> SaleId {
         let shop = self.admin("shops", &json!({ "type_id": "1", "name": "Test shop" })).await.text("id");
         let voucher = json!({
             "shop_id": shop, "kind": "flash_sale", "title": "Test", "price_cents": 100, "worth_cents": 200,
@@ -226,7 +221,7 @@ impl Shop {
         made.text("id").parse().unwrap()
     }
 
-    /// Buyers `from..from + count`, each logged in by a code.
+    /// Logs in the buyers `from..from + count`, each by a code.
     pub async fn log_in(&self, from: u64, count: u64) -> Vec<Buyer> {
         let lanes = 32.min(count);
         let tasks: Vec<_> = (0..lanes)
@@ -250,13 +245,13 @@ impl Shop {
         buyers
     }
 
-    /// The counters and gauges of `/metrics`, by their full name.
+    /// A counter or gauge of `/metrics` by its full name.
     pub async fn metric(&self, name: &str) -> f64 {
         metric(&mut self.client().await, name).await
     }
 }
 
-/// A counter or gauge of `/metrics`, by its full name.
+/// A counter or gauge of `/metrics` by its full name.
 pub async fn metric(client: &mut Client, name: &str) -> f64 {
     let text = client.get("/metrics", TOKEN).await.unwrap();
     let text = String::from_utf8(text.body.to_vec()).unwrap();
@@ -268,18 +263,54 @@ pub async fn log_in(client: &mut Client, phone: &str) -> Buyer {
     let sent = client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap();
     assert_eq!(sent.status, 200, "{:?}", sent.body);
     let login = json!({ "phone": phone, "code": sent.text("demo_code"), "challenge": sent.text("challenge") });
-    let answer = client.post("/v1/login", "", &login).await.unwrap();
-    assert_eq!(answer.status, 200, "{:?}", answer.body);
-    let id = answer.json()["user"]["id"].as_str().unwrap().to_owned();
-    Buyer { id, token: answer.text("token") }
+    let reply = client.post("/v1/login", "", &login).await.unwrap();
+    assert_eq!(reply.status, 200, "{:?}", reply.body);
+    let id = reply.json()["user"]["id"].as_str().unwrap().parse().unwrap();
+    Buyer { id, token: reply.text("token") }
 }
 
-/// The server's database, beside it or after it.
-pub async fn ledger(place: &Place) -> Stores {
-    stampede_ledger::open(&Database::parse(&place.url()).unwrap()).await.unwrap()
+/// Opens the server's database.
+pub async fn ledger(storage: &Storage) -> Stores {
+    stampede_ledger::open(&Database::parse(&storage.url()).unwrap()).await.unwrap()
 }
 
-/// The same, only to be read.
-pub async fn read_only(place: &Place) -> Arc<dyn Ledger> {
-    stampede_ledger::open_read_only(&Database::parse(&place.url()).unwrap()).await.unwrap()
+/// Opens the server's database read-only.
+pub async fn read_only(storage: &Storage) -> Arc<dyn Ledger> {
+    stampede_ledger::open_read_only(&Database::parse(&storage.url()).unwrap()).await.unwrap()
+}
+
+/// How long a system may take to become idle.
+const POLLING: Polling = Polling { duration: Duration::from_secs(20), interval: Duration::from_millis(100) };
+
+/// Checks the invariants with the database and the gates of these nodes; with the database alone if the system is stopped. Panics on a
+/// violation. Returns the number of live orders.
+pub async fn verify(history: &Recorder, storage: &Storage, nodes: &[&Shop], sale: SaleId) -> usize {
+    verify_with(Rules::default(), history, storage, nodes, sale).await
+}
+
+/// Like [`verify`], with other rules.
+pub async fn verify_with(rules: Rules, history: &Recorder, storage: &Storage, nodes: &[&Shop], sale: SaleId) -> usize {
+    let ledger = Some(read_only(storage).await);
+    verify_system(rules, history, System { ledger, ..system(nodes) }, sale).await
+}
+
+/// Like [`verify`], with the ledger read through the first node.
+pub async fn verify_through_routes(history: &Recorder, nodes: &[&Shop], sale: SaleId) -> usize {
+    verify_system(Rules::default(), history, system(nodes), sale).await
+}
+
+async fn verify_system(rules: Rules, history: &Recorder, system: System, sale: SaleId) -> usize {
+    let rules = Rules { at_rest: true, ..rules };
+    let (evidence, lines) = system.check(&[sale], POLLING, rules, Some(&history.all())).await.unwrap();
+    let failed: Vec<String> = lines.iter().filter(|line| line.failed()).map(Line::to_string).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    if let Some(ledger) = system.ledger {
+        ledger.close().await;
+    }
+    evidence[0].ledger.orders.iter().filter(|row| row.live).count()
+}
+
+fn system(nodes: &[&Shop]) -> System {
+    let admins = nodes.iter().map(|shop| shop.address).collect();
+    System { addresses: Vec::new(), admins, token: TOKEN.to_owned(), nodes: Vec::new(), ledger: None }
 }

@@ -1,7 +1,7 @@
-//! The triggers that refuse UPDATE and DELETE on the audit log.
+//! The triggers that reject UPDATE and DELETE on the audit log.
 //!
-//! Not a part of the migration: with a binary log the server lets only accounts with SUPER create triggers, unless
-//! `log_bin_trust_function_creators` is set, and MySQL cannot roll back a migration that stops there.
+//! They are not part of the migration: with a binary log only accounts with SUPER may create triggers, unless
+//! `log_bin_trust_function_creators` is set, and MySQL cannot roll back a failed migration.
 
 use sqlx::{AssertSqlSafe, MySqlPool};
 
@@ -9,7 +9,7 @@ use crate::OpenError;
 
 const TRIGGERS: [(&str, &str); 2] = [("audit_no_update", "UPDATE"), ("audit_no_delete", "DELETE")];
 
-/// Creates the triggers that are not there yet.
+/// Creates the missing triggers.
 pub(super) async fn create(pool: &MySqlPool) -> Result<(), OpenError> {
     for (name, operation) in TRIGGERS {
         let count: i64 = sqlx::query_scalar(

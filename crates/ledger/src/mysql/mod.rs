@@ -1,4 +1,4 @@
-//! MySQL and MariaDB: InnoDB, READ COMMITTED, strict, the log flushed at each commit.
+//! MySQL and MariaDB: InnoDB, READ COMMITTED, strict mode, the log flushed at each commit.
 
 mod audit_triggers;
 
@@ -8,25 +8,25 @@ use std::time::Duration;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
 use sqlx::{Executor as _, Row as _};
 
-use crate::db::{PATIENCE, Pool, check_released};
+use crate::db::{ACQUIRE_TIMEOUT, Pool, check_released};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
-/// To write with, and as many to read with.
+/// The number of connections for writing, and the same number for reading.
 const CONNECTIONS: u32 = 12;
-/// Shorter than the server's patience with a silent connection.
+/// Shorter than the server's timeout of idle connections.
 const IDLE: Duration = Duration::from_secs(10);
 
 const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
 
-/// What every connection of ours is set to. A node that sleeps or was cut off in mid-transaction must not hold the sale's row for
-/// long: the server lets go of a connection that has been silent for so many seconds.
+/// Settings of every connection. A node that is suspended or disconnected during a transaction must not lock the sale's row for long, so the
+/// server closes a connection after this many idle seconds.
 const SESSION: [&str; 2] = [
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION wait_timeout = 20, innodb_lock_wait_timeout = 5, time_zone = '+00:00', \
      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO'",
 ];
 
-/// Then also this, where it is only read.
+/// Additional settings of read-only connections.
 const READ_ONLY: &str = "SET SESSION TRANSACTION READ ONLY";
 
 fn options(url: &str) -> Result<MySqlConnectOptions, OpenError> {
@@ -36,7 +36,7 @@ fn options(url: &str) -> Result<MySqlConnectOptions, OpenError> {
 fn pool(read_only: bool) -> MySqlPoolOptions {
     MySqlPoolOptions::new()
         .max_connections(CONNECTIONS)
-        .acquire_timeout(PATIENCE)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
         .idle_timeout(IDLE)
         .after_connect(move |connection, _| {
             Box::pin(async move {
@@ -49,7 +49,7 @@ fn pool(read_only: bool) -> MySqlPoolOptions {
         .after_release(|connection, _| Box::pin(check_released(connection)))
 }
 
-/// To be read, beside servers that run or after them.
+/// Opens the database read-only, with or without running servers.
 pub(crate) async fn open_read_only(url: &str) -> Result<Pool, OpenError> {
     let readers = pool(true).connect_with(options(url)?).await.map_err(OpenError::Open)?;
     check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrator(&MIGRATIONS))?;
@@ -66,7 +66,8 @@ pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     Ok(Pool::MySql { writer, readers })
 }
 
-/// One node at a time. The lock is taken here, because sqlx waits for its own without a limit, which MariaDB takes for "not at all".
+/// Migrates while holding a lock, one node at a time. sqlx's own lock is not used: it waits without a limit, which MariaDB interprets as not
+/// waiting at all.
 async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
     let mut connection = pool.acquire().await.map_err(OpenError::Open)?;
     let locked: Option<i64> =
@@ -75,9 +76,9 @@ async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
             .await
             .map_err(OpenError::Open)?;
     if locked != Some(1) {
-        return Err(OpenError::Open(sqlx::Error::Protocol("another node migrates for too long".into())));
+        return Err(OpenError::Open(sqlx::Error::Protocol("another node has been migrating for too long".into())));
     }
-    // However it ends, the connection goes, and the lock with it.
+    // The connection is closed in any case, which releases the lock.
     connection.close_on_drop();
     let mut migrator = migrator(&MIGRATIONS);
     migrator.set_locking(false);
@@ -85,11 +86,11 @@ async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
     audit_triggers::create(pool).await
 }
 
-/// What the server must be set to so that a commit that was answered survives a loss of power.
+/// Checks that a committed transaction survives a power failure.
 ///
-/// InnoDB's log must be flushed at each commit. With a binary log a commit is two-phase: recovery rolls back what InnoDB has prepared
-/// and the binary log does not hold. So the binary log must be flushed at each commit, too; or InnoDB's log twice, at prepare and at
-/// commit, which is MariaDB's setting 3.
+/// InnoDB's log must be flushed at each commit. With a binary log a commit is two-phase: recovery rolls back prepared transactions that are
+/// not in the binary log. So the binary log must be flushed at each commit too, or InnoDB's log both at prepare and at commit, which is
+/// MariaDB's setting 3.
 async fn check_durable(pool: &MySqlPool) -> Result<(), OpenError> {
     let row = sqlx::query(
         "SELECT CAST(@@innodb_flush_log_at_trx_commit AS SIGNED), CAST(@@log_bin AS SIGNED), CAST(@@sync_binlog AS SIGNED)",

@@ -1,31 +1,31 @@
-//! PostgreSQL: READ COMMITTED, commits that wait for the disk.
+//! PostgreSQL: READ COMMITTED, synchronous commits.
 
 use std::str::FromStr as _;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 
-use crate::db::{PATIENCE, Pool, check_released};
+use crate::db::{ACQUIRE_TIMEOUT, Pool, check_released};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
-/// To write with, and as many to read with.
+/// The number of connections for writing, and the same number for reading.
 const CONNECTIONS: u32 = 12;
 
 const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
 
 fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
     let options = PgConnectOptions::from_str(url).map_err(OpenError::Open)?.application_name("stampede");
-    // A node that was cut off in mid-transaction must not hold the sale's row for long.
+    // A node that is disconnected during a transaction must not lock the sale's row for long.
     Ok(options.options([("lock_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s"), ("timezone", "UTC")]))
 }
 
 fn pool() -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(CONNECTIONS)
-        .acquire_timeout(PATIENCE)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
         .after_release(|connection, _| Box::pin(check_released(connection)))
 }
 
-/// To be read, beside servers that run or after them.
+/// Opens the database read-only, with or without running servers.
 pub(crate) async fn open_read_only(url: &str) -> Result<Pool, OpenError> {
     let options = options(url)?.options([("default_transaction_read_only", "on")]);
     let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
@@ -42,7 +42,7 @@ pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     Ok(Pool::Postgres { writer, readers })
 }
 
-/// A commit that does not wait for the disk would break the promise behind every 201.
+/// Checks that commits wait for the disk: otherwise a 201 would not be durable.
 async fn check_durable(pool: &PgPool) -> Result<(), OpenError> {
     for (setting, bad) in [("fsync", "off"), ("synchronous_commit", "off")] {
         let value: String = sqlx::query_scalar("SELECT current_setting($1)")

@@ -1,4 +1,4 @@
-//! Embedded SQLite: WAL, `synchronous=FULL`, two connections that write in turns, a few that read.
+//! Embedded SQLite: WAL, `synchronous=FULL`, two write connections that alternate, a pool of read connections.
 
 mod recorder;
 mod writer;
@@ -13,7 +13,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{ConnectOptions as _, SqliteConnection};
 use stampede_core::failpoint;
 
-use crate::db::{PATIENCE, Pool};
+use crate::db::{ACQUIRE_TIMEOUT, Pool};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
 pub(crate) use recorder::Recorder;
@@ -21,17 +21,17 @@ pub(crate) use writer::{Writer, WriterGuard};
 
 const READERS: u32 = 4;
 
-/// For every connection.
+/// Settings of every connection.
 const SETTINGS: [(&str, &str); 4] = [
-    // Pages of an index are changed again and again in a sale: they stay in memory, and go into the file once for many commits.
-    // Not more of them: at the end of a transaction SQLite often looks through all that it has in memory.
+    // Index pages change repeatedly during a sale: they stay in the cache and are checkpointed once for many commits. The cache is not
+    // larger, because SQLite often scans all of it at the end of a transaction.
     ("cache_size", "-8192"),
     ("temp_store", "MEMORY"),
     ("wal_autocheckpoint", "8192"),
     ("foreign_keys", "ON"),
 ];
 
-/// What `PRAGMA synchronous` is set to: 2 is FULL.
+/// The value of `PRAGMA synchronous`: 2 is FULL.
 fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
@@ -53,7 +53,7 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
         .filename(path)
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
-        .busy_timeout(PATIENCE)
+        .busy_timeout(ACQUIRE_TIMEOUT)
         .pragma("synchronous", synchronous().to_string());
     for (name, value) in SETTINGS {
         options = options.pragma(name, value);
@@ -68,9 +68,9 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     let writer = Writer::new(options.clone(), connection);
     let recorder = Recorder::start(path).map_err(|error| OpenError::Open(sqlx::Error::Configuration(error)))?;
     let readers = SqlitePoolOptions::new()
-        .acquire_timeout(PATIENCE)
+        .acquire_timeout(ACQUIRE_TIMEOUT)
         .test_before_acquire(false)
-        // All of them from the start, and for good: each has a thread, and a thread begins on the core of the one that starts it.
+        // All connections are opened at the start and stay open, because each has a thread.
         .min_connections(READERS)
         .max_connections(READERS)
         .idle_timeout(None)
@@ -82,17 +82,17 @@ pub(crate) async fn open(path: &Path) -> Result<Pool, OpenError> {
     Ok(Pool::Sqlite { writer, recorder, readers })
 }
 
-/// To be read, beside a server that runs or after it.
+/// Opens the database read-only, with or without a running server.
 pub(crate) async fn open_read_only(path: &Path) -> Result<Pool, OpenError> {
-    let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(PATIENCE);
-    let readers = SqlitePoolOptions::new().acquire_timeout(PATIENCE).max_connections(READERS);
+    let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(ACQUIRE_TIMEOUT);
+    let readers = SqlitePoolOptions::new().acquire_timeout(ACQUIRE_TIMEOUT).max_connections(READERS);
     let readers = readers.connect_with(options.clone()).await.map_err(OpenError::Open)?;
     check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrations())?;
     let connection = options.connect().await.map_err(OpenError::Open)?;
     Ok(Pool::Sqlite { writer: Writer::new(options, connection), recorder: Recorder::closed(), readers })
 }
 
-/// What the ledger holds is for its owner alone. SQLite gives its other files the mode of the first.
+/// Makes the database readable by its owner only. SQLite gives its other files the mode of the first.
 fn make_private(path: &Path) -> Result<(), OpenError> {
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     match made {
@@ -101,7 +101,7 @@ fn make_private(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// A setting that silently did not take (a file system without WAL, say) would break the promise behind every 201.
+/// Checks that the settings are in effect: without WAL on this file system, for example, a 201 would not be durable.
 async fn check_durable(writer: &mut SqliteConnection) -> Result<(), OpenError> {
     let mode: String =
         sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *writer).await.map_err(OpenError::Open)?;
@@ -143,7 +143,7 @@ mod tests {
         sqlx::query(ORDER).bind(2).bind(12).bind("paid").execute(&pool).await.unwrap();
         pool.close().await;
 
-        // A binary that lacks the later migration does not touch the database.
+        // A binary without the later migration does not change the database.
         let error = open(&path).await.unwrap_err().to_string();
         assert!(error.contains("another version of Stampede"), "{error}");
     }

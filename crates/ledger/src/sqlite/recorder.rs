@@ -1,8 +1,8 @@
-//! The thread that records orders. A batch is one message in and one out; between them nobody else is woken.
+//! The thread that records orders. A batch is one message to the thread and one back, so that no other thread is woken in between.
 //!
-//! It has a connection of its own beside the [`Writer`](super::Writer)'s, and records in the writer's turn, so that neither waits for the
-//! other inside SQLite. Only a batch that takes too long loses its turn while it is under way. That is safe, because there is one thread and
-//! one line: whoever repeats the batch comes after it, and finds what became of it.
+//! It has a separate connection and records while its caller holds the [`WriterGuard`](super::WriterGuard), so that the two connections do
+//! not wait for each other inside SQLite. If a batch times out, the guard is released while the batch still runs. That is safe: there is one
+//! thread and one queue, so a repeated batch runs after it and finds its result.
 
 use std::error::Error;
 use std::fmt;
@@ -15,15 +15,15 @@ use stampede_core::{Epoch, SaleId, failpoint};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{SETTINGS, synchronous};
-use crate::db::{PATIENCE, STATEMENT_TIMEOUT};
+use crate::db::{ACQUIRE_TIMEOUT, STATEMENT_TIMEOUT};
 use crate::errors::{is_taken, sqlite_failed, sqlite_not_begun};
 
-/// Makes room for the batch.
+/// Reserves stock for the batch.
 const ROOM: &str = "\
     UPDATE sale SET sold = sold + ?1 WHERE id = ?2 AND epoch = ?3 AND sold + ?1 <= total AND orders_indexed_to < 0
     AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
-/// One row at a time: an insert of many would make SQLite remember how to undo it alone, which costs as much as doing it.
+/// One row per statement: for a multi-row insert SQLite keeps a statement journal, which costs as much as the insert.
 const INSERT: &str = "\
     INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
     VALUES (?1, ?2, ?3, 1, 'unpaid', ?4, ?5, ?6, ?7, ?7)";
@@ -50,57 +50,59 @@ pub(crate) struct Recorder {
 impl Recorder {
     pub(crate) fn start(path: &Path) -> std::result::Result<Self, Failure> {
         let connection = open(path)?;
-        let (jobs, todo) = mpsc::channel(1);
+        let (jobs, receiver) = mpsc::channel(1);
         let path = path.to_owned();
-        std::thread::Builder::new().name("recorder".to_owned()).spawn(move || work(connection, &path, todo))?;
+        std::thread::Builder::new()
+            .name("recorder".to_owned())
+            .spawn(move || run_thread(connection, &path, receiver))?;
         Ok(Self { jobs })
     }
 
-    /// For a database that is only read: it records nothing.
+    /// For a read-only database: it records nothing.
     pub(crate) fn closed() -> Self {
         Self { jobs: mpsc::channel(1).0 }
     }
 
-    /// All of them, in one transaction. `false` if there was no room for all or one was in the way; then nothing was done.
+    /// Records the batch in one transaction. Returns `false`, with nothing done, if there is not enough stock or a key exists.
     pub(crate) async fn record(&self, sale: SaleId, epoch: Epoch, mut orders: Vec<Admitted>) -> Result<bool> {
-        // By id, so that rows go in one beside the other.
+        // Sorted by id, so that the rows are adjacent.
         orders.sort_unstable_by_key(|item| item.order);
         let (reply, answer) = oneshot::channel();
         let doing = async {
             let sent = self.jobs.send(Job::Record(Batch { sale, epoch, orders }, reply)).await;
             sent.map_err(|_| LedgerError::Unavailable("the recorder is closed".into()))?;
-            answer.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder did not say".into())))
+            answer.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder has ended".into())))
         };
         let done = tokio::time::timeout(STATEMENT_TIMEOUT, doing).await;
-        done.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder did not answer in time".into())))
+        done.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder timed out".into())))
     }
 
-    /// Lets go of the connection, for good.
+    /// Closes the connection.
     pub(crate) async fn close(&self) {
         let (done, closed) = oneshot::channel();
         if self.jobs.send(Job::Close(done)).await.is_ok() {
-            // An end without a word is an end, too.
+            // An error means that the thread has ended.
             let _ = closed.await;
         }
     }
 }
 
-fn work(connection: Connection, path: &Path, mut todo: mpsc::Receiver<Job>) {
+fn run_thread(connection: Connection, path: &Path, mut jobs: mpsc::Receiver<Job>) {
     let mut connection = Some(connection);
-    while let Some(job) = todo.blocking_recv() {
+    while let Some(job) = jobs.blocking_recv() {
         match job {
             Job::Record(batch, reply) => {
                 let done = catch_unwind(AssertUnwindSafe(|| record(&mut connection, path, &batch)));
-                // A transaction that was not ended well takes its connection with it, so that nothing of it can stay behind.
+                // The connection is closed if the transaction did not end cleanly, so that nothing of it remains.
                 if !matches!(done, Ok(Ok(_))) {
                     connection = None;
                 }
-                // After a panic nobody is answered, and that is the answer. Who has gone does not want one.
+                // After a panic there is no reply, which the caller sees as an error. The caller may have been dropped.
                 let _ = done.map(|done| reply.send(done));
             }
             Job::Close(done) => {
                 drop(connection);
-                // Whoever asked may have gone.
+                // The caller may have been dropped.
                 let _ = done.send(());
                 return;
             }
@@ -114,20 +116,20 @@ fn record(connection: &mut Option<Connection>, path: &Path, batch: &Batch) -> Re
         None => connection.insert(open(path).map_err(LedgerError::Unavailable)?),
     };
     run(connection, "BEGIN IMMEDIATE").map_err(sqlite_not_begun)?;
-    let all_in = match insert(connection, batch) {
+    let inserted = match insert(connection, batch) {
         Err(error) if is_taken(&error) => false,
         done => done.map_err(sqlite_failed)?,
     };
-    if all_in {
+    if inserted {
         failpoint::hit("record.inserted");
         run(connection, "COMMIT").map_err(|error| LedgerError::Unknown(error.into()))?;
     } else {
         run(connection, "ROLLBACK").map_err(sqlite_failed)?;
     }
-    Ok(all_in)
+    Ok(inserted)
 }
 
-/// `false` if there is no room for all.
+/// Returns `false` if there is not enough stock.
 fn insert(connection: &Connection, batch: &Batch) -> rusqlite::Result<bool> {
     let Batch { sale, epoch, orders } = batch;
     let count = i64::try_from(orders.len()).unwrap_or(i64::MAX);
@@ -148,15 +150,15 @@ fn run(connection: &Connection, statement: &str) -> rusqlite::Result<()> {
 }
 
 fn open(path: &Path) -> std::result::Result<Connection, Failure> {
-    // It is there: if it is not any more, somebody has moved it, and an empty one in its place would be worse.
+    // The file exists. If it was moved, opening fails instead of creating an empty database.
     let connection =
         Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    connection.busy_timeout(PATIENCE)?;
+    connection.busy_timeout(ACQUIRE_TIMEOUT)?;
     for (name, value) in SETTINGS {
         connection.pragma_update(None, name, value)?;
     }
     connection.pragma_update(None, "synchronous", synchronous())?;
-    // A setting that silently did not take would break the promise behind every 201.
+    // Checks that the settings are in effect: otherwise a 201 would not be durable.
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
     let level: i64 = connection.pragma_query_value(None, "synchronous", |row| row.get(0))?;
     if mode != "wal" || level != synchronous() {

@@ -1,4 +1,4 @@
-//! People and their sessions. Their login codes are in `login`.
+//! Users and their sessions. Login codes are in `login`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::db::{Arg, Row, Tx, args};
 
 pub(super) const PEOPLE: &str = "SELECT id, phone, nickname, created_at, disabled FROM person WHERE";
 
-/// How many rows go into one statement.
+/// The maximum number of rows per statement.
 const ROWS: usize = 500;
 
 pub(super) fn read_user(row: &Row) -> Result<User> {
@@ -33,7 +33,7 @@ fn read_session_id(row: &Row) -> Result<SessionId> {
     Ok(SessionId(row.bytes(0)?.try_into().map_err(|_| unreadable("a session"))?))
 }
 
-/// The user's sessions that end after this moment, oldest first.
+/// The user's sessions that end after this time, oldest first.
 pub(super) async fn session_ids(tx: &mut Tx, user: UserId, end_after: Timestamp) -> Result<Vec<SessionId>> {
     let sql = "SELECT id FROM session WHERE user_id = ? AND expires_at > ? ORDER BY created_at, id";
     tx.rows(sql, args![user.get(), end_after.ms()]).await?.iter().map(read_session_id).collect()
@@ -67,7 +67,7 @@ impl Store {
     ) -> Result<Vec<UserId>> {
         let dialect = self.db.dialect();
         let (now, expires_at) = (now.ms(), expires_at.ms());
-        // Numbers, phones and nicknames of ours: nothing that could be more than a value.
+        // Only ids, validated phones and generated nicknames, so the text cannot contain SQL.
         let quoted = |user: &User| format!("'{}'", user.phone.as_str());
         let person = |user: &User| format!("({},{},'{}',{now})", user.id, quoted(user), user.nickname);
         let mut tx = self.db.begin().await?;
@@ -113,7 +113,7 @@ impl Store {
         Ok(gone > 0)
     }
 
-    /// Ends all sessions of a user, under the lock of the user's row: a login takes it, too.
+    /// Ends all sessions of a user under the lock of the user's row, which a login takes as well.
     async fn delete_all_sessions(&self, user: UserId, disabled: Option<bool>) -> Result<Option<Disabled>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
@@ -141,7 +141,7 @@ impl Store {
         for table in ["session", "login_challenge"] {
             gone += tx.execute(&format!("DELETE FROM {table} WHERE expires_at <= ?"), args![now.ms()]).await?;
         }
-        gone += super::login::forget_phones(&mut tx, now).await?;
+        gone += super::login::delete_phones(&mut tx, now).await?;
         tx.commit().await?;
         Ok(gone)
     }
@@ -176,7 +176,7 @@ impl Accounts for Store {
         max_tries: u32,
         now: Timestamp,
     ) -> Result<Option<Challenge>> {
-        retry_conflicts!(self.count_try(phone, which, max_tries, now))
+        retry_conflicts!(self.count_attempt(phone, which, max_tries, now))
     }
 
     async fn log_in(

@@ -1,4 +1,4 @@
-//! What administrators did. Rows are only ever added; the database refuses anything else.
+//! The audit log. Rows are only inserted; triggers reject everything else.
 
 use stampede_core::Timestamp;
 use stampede_core::ports::{AuditFilter, AuditRow, Result};
@@ -31,8 +31,8 @@ impl Store {
         let [action, target, outcome, detail] = [action.as_str(), target.as_str(), outcome.as_str(), detail.as_str()];
         let values = args![*id, *action_id, at.ms(), actor, address, request_id, action, target, outcome, detail];
         let mut tx = self.db.begin().await?;
-        // An insert that was not answered may be made again: the row that is there stays. No ON DUPLICATE KEY UPDATE, because on
-        // MySQL that counts as an UPDATE, which a trigger refuses.
+        // An insert without a reply may be repeated: an existing row stays. ON DUPLICATE KEY UPDATE is not used, because on MySQL it
+        // counts as an UPDATE, which a trigger rejects.
         if tx.insert_new(&insert, values).await? { tx.commit().await } else { tx.roll_back().await }
     }
 

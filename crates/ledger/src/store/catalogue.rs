@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use stampede_core::ports::{Catalogue, CreateOutcome, LedgerError, ReplaceOutcome, Result, ShopFilter, ShopPage};
 use stampede_core::{Money, Shop, ShopId, ShopType, ShopTypeId, Voucher, VoucherId, VoucherKind};
 
-use super::shop_search::{delete_pieces, fold, insert_pieces};
+use super::shop_search::{delete_ngrams, fold, insert_ngrams};
 use super::{Store, retry_conflicts, unreadable};
 use crate::db::{Arg, Row, Tx, args};
 
@@ -41,7 +41,7 @@ fn read_voucher(row: &Row) -> Result<Voucher> {
 }
 
 impl Store {
-    /// A transaction that holds the parent of what is to be made; `None` if there is no such parent.
+    /// Begins a transaction with the parent's row locked; `None` if it does not exist.
     async fn begin_under(&self, parent: &str, id: i64) -> Result<Option<Tx>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
@@ -59,7 +59,7 @@ impl Store {
         let insert = "INSERT INTO shop (id, type_id, name, folded_name, address) VALUES (?, ?, ?, ?, ?)";
         let (name, folded, address) = (shop.name.as_str(), fold(&shop.name), shop.address.as_str());
         tx.execute(insert, args![shop.id.get(), shop.type_id.get(), name, folded.as_str(), address]).await?;
-        insert_pieces(&mut tx, shop).await?;
+        insert_ngrams(&mut tx, shop).await?;
         tx.commit().await?;
         Ok(CreateOutcome::Created)
     }
@@ -100,8 +100,8 @@ impl Store {
                 let update = "UPDATE shop SET type_id = ?, name = ?, folded_name = ?, address = ? WHERE id = ?";
                 let (name, folded, address) = (shop.name.as_str(), fold(&shop.name), shop.address.as_str());
                 tx.execute(update, args![shop.type_id.get(), name, folded.as_str(), address, shop.id.get()]).await?;
-                delete_pieces(&mut tx, &held).await?;
-                insert_pieces(&mut tx, shop).await?;
+                delete_ngrams(&mut tx, &held).await?;
+                insert_ngrams(&mut tx, shop).await?;
                 ReplaceOutcome::Done(held)
             }
         };
@@ -109,7 +109,7 @@ impl Store {
         Ok(done)
     }
 
-    /// The voucher as it is now, its row locked until the transaction ends.
+    /// Reads the voucher and locks its row until the transaction ends.
     async fn locked_voucher(&self, tx: &mut Tx, id: VoucherId) -> Result<Option<Voucher>> {
         let lock = self.db.dialect().for_update();
         let row = tx.row(&format!("{VOUCHERS} id = ?{lock}"), args![id.get()]).await?;

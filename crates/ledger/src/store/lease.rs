@@ -1,4 +1,4 @@
-//! Worker numbers for the id maker. The database's clock grants; no two ranges of one worker overlap.
+//! Leases of worker numbers for the id generator, by the database's clock. Two time ranges of one worker never overlap.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Store {
         span: Duration,
     ) -> Result<Lease> {
         let mut tx = self.db.begin().await?;
-        // One row that everybody locks: those who lease come one after the other.
+        // Every lease locks this row, so that they are serialized.
         let lock = self.db.dialect().for_update();
         tx.rows(&format!("SELECT name FROM secret WHERE name = 'lease_lock'{lock}"), &[]).await?;
         let now_ms = self.now_ms(&mut tx).await?;
@@ -54,7 +54,7 @@ impl Store {
     }
 }
 
-/// `None` if another has it by now.
+/// Returns `None` if another holder has the worker number.
 async fn renew(tx: &mut Tx, holder: &str, worker: WorkerId, until: Timestamp) -> Result<Option<Lease>> {
     let sql = "SELECT from_ms, until_ms FROM worker_lease WHERE worker = ? AND holder = ?";
     let Some(row) = tx.row(sql, args![worker.0, holder]).await? else { return Ok(None) };
@@ -63,7 +63,7 @@ async fn renew(tx: &mut Tx, holder: &str, worker: WorkerId, until: Timestamp) ->
     Ok(Some(Lease { worker, from, until }))
 }
 
-/// The lowest worker whose lease has ended, or the first that never had one.
+/// Grants the lowest worker number whose lease has ended, or a new one.
 async fn grant(tx: &mut Tx, holder: &str, now_ms: i64, start: Timestamp, span: Duration) -> Result<Lease> {
     let free = "SELECT worker, until_ms FROM worker_lease WHERE until_ms <= ? ORDER BY worker LIMIT 1";
     let free = tx.row(free, args![now_ms]).await?;

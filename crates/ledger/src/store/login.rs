@@ -1,6 +1,6 @@
-//! Login codes: challenges, their tries, and the login that uses one up.
+//! Login codes: challenges, attempts, and the login that consumes a challenge.
 //!
-//! Every transaction here locks the phone's row first, so those of one phone come one after the other.
+//! Every transaction here locks the phone's row first, so those of one phone are serialized.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use super::accounts::{PEOPLE, delete_sessions, read_account, session_ids};
 use super::{Store, unreadable};
 use crate::db::{Dialect, Row, Tx, args};
 
-/// How long the failures of a phone are remembered after the last try. Those that made its codes longer stay until a login.
+/// How long the failures of a phone are kept after the last attempt. Failures that made its codes longer are kept until a login.
 const FAILURES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
-/// How long a phone without failures is remembered. Longer than any code lives.
+/// How long a phone without failures is kept: longer than any code is valid.
 const PHONE_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 const CHALLENGES: &str =
@@ -34,7 +34,7 @@ fn read_challenge(row: &Row) -> Result<Challenge> {
     })
 }
 
-/// Locks the phone's row, which is made if it is missing.
+/// Locks the phone's row, and creates it if it is missing.
 async fn lock_phone(tx: &mut Tx, dialect: Dialect, phone: &Phone, now: Timestamp) -> Result<()> {
     let insert = "INSERT INTO login_phone (phone, failures, used_at) VALUES (?, 0, ?)";
     let sql = format!("{insert}{}", dialect.or_replace("phone", &["used_at"]));
@@ -42,8 +42,8 @@ async fn lock_phone(tx: &mut Tx, dialect: Dialect, phone: &Phone, now: Timestamp
     Ok(())
 }
 
-/// Which of a phone's live challenges, oldest first, must end so that one more from `address` leaves at most `max_live`: the
-/// oldest of the address that has the most.
+/// The live challenges of a phone, given oldest first, that must end so that there are at most `max_live` with a new one from `address`: the
+/// oldest of the address with the most challenges.
 fn surplus(live: &[(ChallengeId, IpAddr)], address: IpAddr, max_live: usize) -> Vec<ChallengeId> {
     let mut counts = HashMap::from([(address, 1_usize)]);
     for (_, address) in live {
@@ -60,8 +60,8 @@ fn surplus(live: &[(ChallengeId, IpAddr)], address: IpAddr, max_live: usize) -> 
     ended
 }
 
-/// Forgets phones that were not used for long.
-pub(super) async fn forget_phones(tx: &mut Tx, now: Timestamp) -> Result<u64> {
+/// Deletes phones that were not used for a long time.
+pub(super) async fn delete_phones(tx: &mut Tx, now: Timestamp) -> Result<u64> {
     let mut gone = 0;
     for (failures_below, kept) in [(1, PHONE_KEPT), (LONG_CODES_AFTER, FAILURES_KEPT)] {
         let sql = "DELETE FROM login_phone WHERE used_at <= ? AND failures < ?";
@@ -95,15 +95,15 @@ impl Store {
         tx.commit().await
     }
 
-    /// Counts the try in a transaction of its own, committed before the challenge is returned.
-    pub(super) async fn count_try(
+    /// Counts the attempt in a separate transaction, committed before the challenge is returned.
+    pub(super) async fn count_attempt(
         &self,
         phone: &Phone,
         which: WhichChallenge,
         max_tries: u32,
         now: Timestamp,
     ) -> Result<Option<Challenge>> {
-        // Read without a lock first: a guess at nothing costs no write.
+        // Read without a lock first, so that an attempt without a challenge costs no write.
         let row = match which {
             WhichChallenge::Id(id) => {
                 let sql = format!("{CHALLENGES} id = ? AND phone = ?");
@@ -160,7 +160,7 @@ impl Store {
             return Ok(LogInOutcome::Disabled);
         }
         let mut ended = session_ids(&mut tx, user.id, now).await?;
-        // Those that stay are the newest, and the new one has a place, too.
+        // The newest sessions stay, with room for the new one.
         ended.truncate((ended.len() + 1).saturating_sub(max_sessions));
         delete_sessions(&mut tx, &ended).await?;
         let insert = "INSERT INTO session (id, user_id, created_at, expires_at) VALUES (?, ?, ?, ?)";

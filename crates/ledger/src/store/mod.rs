@@ -1,13 +1,13 @@
-//! What a ledger does, written once. What differs between databases is in their dialect and in the fast way of `record`.
+//! The operations of a ledger, shared by all databases. The differences are in the dialect and in the fast path of `record`.
 //!
-//! - `record`: admitted orders into rows, a batch a transaction; `resolve`: what becomes of each if the fast way is blocked
-//! - `quarantine`: orders that cannot be recorded for a reason of their own
-//! - `orders`, `sales`: the other transactions of selling
-//! - `lease`: worker numbers for the id maker
-//! - `catalogue`, `accounts`: shops and people; `login`: login codes; `audit`: what administrators did
+//! - `record`: inserts admitted orders, one transaction per batch; `resolve`: the outcome of each order if the fast path does not apply
+//! - `quarantine`: orders whose data the database rejects
+//! - `orders`, `sales`: reading, cancelling and editing
+//! - `lease`: worker numbers for the id generator
+//! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
 //!
-//! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that met another one is tried again
-//! as a whole, a few times.
+//! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that conflicts with another one is retried as a
+//! whole, a few times.
 
 mod accounts;
 mod audit;
@@ -45,10 +45,10 @@ impl Store {
     }
 }
 
-/// How often a transaction that met another one is tried in all.
+/// The maximum number of attempts of a transaction that conflicts with others.
 const TRIES: u32 = 8;
 
-/// The transaction again, as a whole, while others are in its way. They are rolled back or done by then, so a short pause is enough.
+/// Repeats a transaction while it conflicts with others. These have ended by then, so a short pause is enough.
 macro_rules! retry_conflicts {
     ($transaction:expr) => {{
         let mut tried = 1;
@@ -66,12 +66,12 @@ macro_rules! retry_conflicts {
 }
 use retry_conflicts;
 
-/// A row that cannot be what we wrote.
+/// The error of a row with an invalid value.
 fn unreadable(what: &str) -> LedgerError {
     LedgerError::Poison(format!("{what} cannot be read").into())
 }
 
-/// `1,2,3`, for an IN. Numbers only.
+/// `1,2,3` for an IN clause.
 fn list(numbers: impl Iterator<Item = i64>) -> String {
     numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }

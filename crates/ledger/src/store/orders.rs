@@ -1,4 +1,4 @@
-//! Reading orders, and the steps they take after they are made.
+//! Reading and cancelling orders.
 
 use stampede_core::ports::{OrderRow, PendingRelease, Result, TransitionOutcome};
 use stampede_core::{Epoch, Money, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId, failpoint};
@@ -8,7 +8,7 @@ use crate::db::{Row, Tx, args};
 
 const ORDERS: &str = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM orders WHERE";
 
-/// With what only an inspection needs.
+/// With the columns that only an inspection needs.
 pub(super) const ROWS: &str =
     "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at, live, epoch, seq
     FROM orders WHERE sale_id = ? AND id > ? ORDER BY id LIMIT ?";
@@ -33,8 +33,8 @@ pub(super) fn read_row(row: &Row) -> Result<OrderRow> {
     Ok(OrderRow { order: read(row)?, live, epoch: Epoch(row.int(8)?), seq: row.int(9)? })
 }
 
-/// The gate owes a release for this dead order from now on.
-pub(super) async fn owe_release(tx: &mut Tx, order: OrderId, sale: SaleId, user: UserId) -> Result<()> {
+/// Records that the gate must release the mark of this order.
+pub(super) async fn insert_pending_release(tx: &mut Tx, order: OrderId, sale: SaleId, user: UserId) -> Result<()> {
     let pending_releases = "INSERT INTO pending_releases (order_id, sale_id, user_id) VALUES (?, ?, ?)";
     tx.execute(pending_releases, args![order.get(), sale.get(), user.get()]).await?;
     Ok(())
@@ -63,7 +63,7 @@ impl Store {
     }
 
     pub(super) async fn read_orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>> {
-        // From the index for sales that are long over, and from the orders of the sales that are not in it yet: few at any time.
+        // Old sales are read from the index; the few sales that are not in it yet are read from the orders.
         let sql = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM (
                 SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
                 FROM (
@@ -79,14 +79,14 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// One step of copying the orders of sales that are long over into the index by user.
+    /// Copies some orders of old sales to the index by user.
     pub(super) async fn copy_into_index(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
         let due =
             "SELECT id FROM sale WHERE orders_indexed_to < 9223372036854775807 AND end_at < ? ORDER BY id LIMIT 1";
         let Some(row) = self.db.row(due, args![ended_before.ms()]).await? else { return Ok(false) };
         let (sale, lock) = (row.int(0)?, self.db.dialect().for_update());
         let mut tx = self.db.begin().await?;
-        // The sale's row is locked, so that a late recording comes before this step, which sees it, or after it, and sees the index.
+        // The sale's row is locked, so that a late recording either is complete and visible here, or sees the index afterwards.
         let sql = format!("SELECT orders_indexed_to FROM sale WHERE id = ?{lock}");
         let Some(row) = tx.row(&sql, args![sale]).await? else {
             tx.roll_back().await?;
@@ -101,7 +101,7 @@ impl Store {
             _ => i64::MAX,
         };
         if indexed_to < i64::MAX {
-            // The page may have cut the last user's orders in two: take them all.
+            // The page may contain only some orders of its last user: read all of them.
             let sql = "SELECT user_id, id FROM orders WHERE sale_id = ? AND user_id = ? AND status <> 'rejected'";
             pairs.retain(|(user, _)| *user < indexed_to);
             tx.pairs(sql, args![sale, indexed_to], &mut pairs).await?;
@@ -117,7 +117,7 @@ impl Store {
     }
 
     pub(super) async fn cancel_order(&self, id: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {
-        // Which sale is told by the order, and never changes; so it may be read before anything is locked.
+        // The sale of an order never changes, so it may be read before the lock.
         let Some(seen) = self.read_order(id).await?.filter(|order| order.user == user) else {
             return Ok(TransitionOutcome::NoSuchOrder);
         };
@@ -136,14 +136,14 @@ impl Store {
             });
         }
         order.status = OrderStatus::Cancelled;
-        // The clock of this process may be behind the one that made the order.
+        // The clock of this process may be behind that of the process that created the order.
         order.updated_at = now.max(order.updated_at);
         let update = "UPDATE orders SET status = ?, live = NULL, updated_at = ? WHERE id = ?";
         tx.execute(update, args![order.status.as_str(), order.updated_at.ms(), id.get()]).await?;
         let freed = if failpoint::planted("release-twice") { 2_i64 } else { 1 };
         let update = "UPDATE sale SET sold = sold - ?, released = released + 1 WHERE id = ?";
         tx.execute(update, args![freed, order.sale.get()]).await?;
-        owe_release(&mut tx, id, order.sale, user).await?;
+        insert_pending_release(&mut tx, id, order.sale, user).await?;
         tx.commit().await?;
         Ok(TransitionOutcome::Done(order))
     }

@@ -1,11 +1,11 @@
-//! Orders that cannot be recorded for a reason of their own, until an operator retries or discards them.
+//! Orders whose data the database rejects, until an operator retries or discards them.
 //!
-//! Every change locks the sale's row first, so that it cannot cross a recording of the same order.
+//! Every change locks the sale's row first, so that it is serialized with a recording of the same order.
 
 use stampede_core::ports::{Admitted, DiscardOutcome, QuarantinedOrder, RecordOutcome, Result};
 use stampede_core::{Epoch, OrderId, RejectReason, SaleId, Timestamp, UserId};
 
-use super::orders::owe_release;
+use super::orders::insert_pending_release;
 use super::record::{find, insert_outcomes};
 use super::resolve::resolve;
 use super::{Store, unreadable};
@@ -14,7 +14,7 @@ use crate::db::{Row, Tx, args};
 const QUARANTINED: &str =
     "SELECT order_id, sale_id, user_id, epoch, seq, admitted_at, error, quarantined_at FROM quarantine WHERE";
 
-/// A quarantine entry whose order was recorded all the same says nothing any more.
+/// Entries whose order was recorded later are ignored.
 pub(super) const WITHOUT_ROW: &str = "NOT EXISTS (SELECT 1 FROM orders WHERE orders.id = quarantine.order_id)";
 
 fn read(row: &Row) -> Result<QuarantinedOrder> {
@@ -83,7 +83,7 @@ impl Store {
         let mut tx = self.db.begin().await?;
         let (mut found, price_cents) = find(&mut tx, self.db.dialect(), sale, &[admitted]).await?;
         if found.quarantined.remove(&id).is_none() {
-            // Another operator was first.
+            // Another operator was faster.
             tx.roll_back().await?;
             return Ok(None);
         }
@@ -92,14 +92,14 @@ impl Store {
         let outcome = resolve(sale, epoch, &[admitted], &mut found)[0];
         insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, outcome)]).await?;
         if matches!(outcome, RecordOutcome::Rejected { .. }) {
-            owe_release(&mut tx, id, sale, admitted.user).await?;
+            insert_pending_release(&mut tx, id, sale, admitted.user).await?;
         }
         tx.commit().await?;
         Ok(Some(outcome))
     }
 
     pub(super) async fn reject_quarantined(&self, id: OrderId) -> Result<DiscardOutcome> {
-        // Read with its row, if it has one: what is left of the entry must go then.
+        // If the order has a row by now, only its entry is deleted.
         let row = self.db.row(&format!("{QUARANTINED} order_id = ?"), args![id.get()]).await?;
         let Some(QuarantinedOrder { sale, epoch, admitted, .. }) = row.as_ref().map(read).transpose()? else {
             return Ok(DiscardOutcome::NoSuchOrder);
@@ -116,7 +116,7 @@ impl Store {
         } else {
             let refused = RecordOutcome::Rejected { reason: RejectReason::Discarded, existing: None };
             insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, refused)]).await?;
-            owe_release(&mut tx, id, sale, admitted.user).await?;
+            insert_pending_release(&mut tx, id, sale, admitted.user).await?;
             DiscardOutcome::Done
         };
         tx.commit().await?;

@@ -1,4 +1,4 @@
-//! Admitted orders into rows.
+//! Records admitted orders.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use super::{Store, list, unreadable};
 use crate::db::{Dialect, Pool, Tx, args, with_timeout};
 use crate::errors::{failed, not_begun};
 
-/// Makes room for the batch. Locks the sale's row first, as every transaction that changes what is sold does.
-/// A sale with orders in quarantine, or in the index by user, takes the slow way, which looks at both.
+/// Reserves stock for the batch. Locks the sale's row first, like every transaction that changes `sold`.
+/// A sale with orders in quarantine or in the index by user takes the slow path, which reads both.
 const ROOM: &str =
     "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total AND orders_indexed_to < 0
     AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
-/// PostgreSQL: the batch as four arrays. Fewer rows than asked for means that one was in the way.
+/// PostgreSQL: the batch as four arrays. Fewer inserted rows mean that a key exists.
 const FROM_ARRAYS: &str = "\
     INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
     SELECT o.id, $1, o.user_id, 1, 'unpaid', $2, o.seq, sale.price_cents, o.at, o.at
@@ -41,14 +41,14 @@ impl Store {
         self.record_slow(sale, epoch, batch).await
     }
 
-    /// All of them new, and room for all: the usual case. `false` if anything is in the way; then nothing was done.
+    /// The fast path: all orders are new, and there is stock for all. Returns `false`, with nothing done, otherwise.
     async fn record_fast(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
         failpoint::hit("record.begin");
         let done = match &self.db {
             Pool::Sqlite { writer, recorder, .. } => {
-                let turn = writer.take().await.map_err(not_begun)?;
+                let turn = writer.lock().await.map_err(not_begun)?;
                 let done = recorder.record(sale, epoch, batch.to_vec()).await;
-                // The turn alone was needed, not its connection.
+                // Only the lock is needed, not its connection.
                 turn.done();
                 done?
             }
@@ -60,7 +60,7 @@ impl Store {
 
     async fn record_on_server(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
         let mut sorted: Vec<&Admitted> = batch.iter().collect();
-        // By id, so that rows go in one beside the other.
+        // Sorted by id, so that the rows are adjacent.
         sorted.sort_unstable_by_key(|item| item.order);
         let mut tx = self.db.begin().await?;
         let count = sorted.len() as i64;
@@ -88,7 +88,7 @@ impl Store {
     }
 }
 
-/// Writes the rows of orders whose outcome was decided under the lock of the sale's row, and what is sold by them.
+/// Inserts the orders whose outcome was decided under the lock of the sale's row, and updates `sold`.
 pub(super) async fn insert_outcomes(
     tx: &mut Tx,
     found: &Found,
@@ -132,10 +132,10 @@ pub(super) async fn insert_outcomes(
     Ok(())
 }
 
-/// Inserts the batch as live orders. `false` if one was in the way.
+/// Inserts the batch as live orders. Returns `false` if a key exists.
 async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
     let inserted = match tx {
-        // It has a fast way of its own; the slow one is right for everybody.
+        // SQLite has its own fast path in the recorder.
         Tx::Sqlite(_) => return Ok(false),
         Tx::Postgres(tx) => {
             let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
@@ -152,7 +152,7 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted
             let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(sorted, sale, epoch)));
             match with_timeout(insert.execute(&mut **tx)).await {
                 Ok(done) => done.rows_affected(),
-                // A plain insert fails as a whole if one row is in the way.
+                // A plain insert fails as a whole if a key exists.
                 Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
                 Err(error) => return Err(failed(error)),
             }
@@ -161,7 +161,7 @@ async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted
     Ok(inserted == sorted.len() as u64)
 }
 
-/// MySQL: one insert of many rows, numbers only. The sale's row is locked, so its price may be read in the middle.
+/// MySQL: one insert of many rows with numeric values. The sale's row is locked, so its price cannot change.
 fn as_values(sorted: &[&Admitted], sale: SaleId, epoch: Epoch) -> String {
     let mut text = String::with_capacity(sorted.len() * 100 + 300);
     text.push_str(
@@ -181,7 +181,7 @@ fn as_values(sorted: &[&Admitted], sale: SaleId, epoch: Epoch) -> String {
     text
 }
 
-/// What the ledger holds of the batch's ids and people, read under the lock of the sale's row; and the sale's price.
+/// Reads the existing rows of the batch's ids and users under the lock of the sale's row, and the sale's price.
 pub(super) async fn find(tx: &mut Tx, dialect: Dialect, sale: SaleId, batch: &[Admitted]) -> Result<(Found, i64)> {
     let lock = dialect.for_update();
     let sql = format!("SELECT epoch, total - sold, price_cents, orders_indexed_to FROM sale WHERE id = ?{lock}");

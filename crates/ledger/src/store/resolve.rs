@@ -1,11 +1,11 @@
-//! The slow way of `record`: what becomes of each order, decided from what the ledger holds.
+//! The slow path of `record`: decides the outcome of each order from the existing rows.
 
 use std::collections::HashMap;
 
 use stampede_core::ports::{Admitted, RecordOutcome};
 use stampede_core::{Epoch, OrderId, RejectReason, SaleId, UserId};
 
-/// A row that has one of the batch's ids.
+/// An existing row with one of the batch's ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) sale: SaleId,
@@ -13,7 +13,7 @@ pub(crate) struct Row {
     pub(crate) live: bool,
 }
 
-/// What was read under the lock of the sale's row.
+/// The rows that were read under the lock of the sale's row.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) epoch: Epoch,
@@ -22,14 +22,14 @@ pub(crate) struct Found {
     pub(crate) rows: HashMap<OrderId, Row>,
     /// The live orders of the batch's users in this sale.
     pub(crate) live: HashMap<UserId, OrderId>,
-    /// The batch's ids that are in quarantine, and whose they are.
+    /// The batch's ids that are in quarantine, with their users.
     pub(crate) quarantined: HashMap<OrderId, (SaleId, UserId)>,
-    /// The sale's orders are being copied into the index by user, or are there: new ones go there at once.
+    /// The sale's orders are being copied to the index by user, or have been: new orders are added to it at once.
     pub(crate) indexed: bool,
 }
 
 impl Found {
-    /// What the order is by the row that has its id, if there is one.
+    /// The outcome by an existing row with the same id.
     pub(crate) fn by_row(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<RecordOutcome> {
         self.rows.get(order).map(|row| match row {
             row if row.sale != sale || row.user != *user => RecordOutcome::IdCollision,
@@ -38,14 +38,14 @@ impl Found {
         })
     }
 
-    /// The same by the quarantine.
+    /// The outcome by an existing quarantine entry.
     fn by_quarantine(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<RecordOutcome> {
         let same = *self.quarantined.get(order)? == (sale, *user);
         Some(if same { RecordOutcome::Quarantined } else { RecordOutcome::IdCollision })
     }
 }
 
-/// One answer per order, in the order of the batch. Who came first (by `seq`) gets what is left.
+/// Returns one outcome per order, in the order of the batch. The remaining stock goes to the lowest `seq` first.
 pub(crate) fn resolve(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mut Found) -> Vec<RecordOutcome> {
     let mut turns: Vec<usize> = (0..batch.len()).collect();
     turns.sort_by_key(|&i| (batch[i].seq, batch[i].order));
@@ -88,9 +88,9 @@ mod tests {
     use std::collections::HashSet;
 
     proptest! {
-        /// However a batch is mixed: no more than there is room, one live order a person, one decision an id.
+        /// For any batch: no more orders than stock, one live order per user, one outcome per id.
         #[test]
-        fn keeps_the_fences(
+        fn never_oversells_or_duplicates(
             batch in proptest::collection::vec((1..12i64, 1..8i64, 0..20i64), 0..24),
             rows in proptest::collection::vec((1..12i64, 1..8i64, any::<bool>()), 0..6),
             quarantined in proptest::collection::hash_set(1..12i64, 0..3),

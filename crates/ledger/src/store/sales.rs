@@ -1,4 +1,4 @@
-//! Sales: reading, creating, editing. Every edit raises `ver`.
+//! Sales: reading, creating, editing. Every edit increments `ver`.
 
 use stampede_core::ports::{
     AddedStock, CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords,
@@ -14,7 +14,7 @@ const SALES: &str = "SELECT sale.id, voucher_id, title, sale.price_cents, worth_
         total, cap, sold, epoch, ver, released
     FROM sale JOIN voucher ON voucher.id = voucher_id";
 
-/// How many orders an inspection reads with one statement.
+/// The number of orders that an inspection reads per statement.
 const INSPECTED_AT_ONCE: u32 = 50_000;
 
 /// The sale in a row of [`SALES`].
@@ -56,14 +56,14 @@ impl Store {
     }
 
     pub(super) async fn load_sale(&self, id: SaleId) -> Result<Option<LoadedSale>> {
-        // One moment: the sale's row and its orders belong together.
+        // One snapshot, so that the sale's row matches its orders.
         let mut tx = self.db.snapshot().await?;
         let Some(sale) = find(&mut tx, id).await? else {
             tx.roll_back().await?;
             return Ok(None);
         };
         let mut pairs = Vec::with_capacity(sale.sold as usize);
-        // Quarantined orders keep their mark: their stock stays taken until a person has looked.
+        // Quarantined orders keep their mark: their stock stays reserved until an operator acts.
         for sql in [
             "SELECT user_id, id FROM orders WHERE sale_id = ? AND live = 1",
             &format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}"),
@@ -119,7 +119,7 @@ impl Store {
         let SaleDraft { id, voucher, stock, window, status } = draft;
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
-        // The voucher's row is locked, so two who create its sale come one after the other.
+        // The voucher's row is locked, so that concurrent creations of its sale are serialized.
         let price = format!("SELECT price_cents FROM voucher WHERE id = ? AND kind = 'flash_sale'{lock}");
         let Some(price) = tx.row(&price, args![voucher.get()]).await? else {
             tx.roll_back().await?;
@@ -138,7 +138,7 @@ impl Store {
         Ok(CreateOutcome::Created)
     }
 
-    /// The sale, its row locked until the transaction ends.
+    /// Reads the sale and locks its row until the transaction ends.
     async fn locked(&self, tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
         let lock = self.db.dialect().for_update();
         tx.rows(&format!("SELECT id FROM sale WHERE id = ?{lock}"), args![id.get()]).await?;
@@ -187,7 +187,7 @@ impl Store {
                 let after = Sale { total, cap: total, ver: before.ver + 1, ..before.clone() };
                 let insert = "INSERT INTO top_up (request_id, sale_id, added, at) VALUES (?, ?, ?, ?)";
                 if !tx.insert_new(insert, args![request_id, id.get(), add, now.ms()]).await? {
-                    // Another sale was given the same request at this very moment.
+                    // Another sale has used the same request id concurrently.
                     tx.roll_back().await?;
                     return Ok(EditOutcome::RequestIdReused);
                 }

@@ -1,4 +1,4 @@
-//! The audit log: rows are only ever added, whoever writes to the database.
+//! The audit log is append-only for every account of the database.
 
 use sqlx::{Connection as _, MySqlConnection, raw_sql};
 use stampede_core::Timestamp;
@@ -22,9 +22,9 @@ pub fn row(n: i64, action_id: i64, target: &str, outcome: &str) -> AuditRow {
     }
 }
 
-pub async fn only_grows(stores: &Stores) {
+pub async fn is_append_only(stores: &Stores) {
     let ledger = &stores.ledger;
-    // Two actions at the same time: their rows alternate.
+    // The rows of two concurrent actions alternate.
     let rows = [
         row(1, 1, "voucher 7", "asked"),
         row(2, 2, "sale 9 · 测试", "asked"),
@@ -50,9 +50,8 @@ pub async fn only_grows(stores: &Stores) {
     assert!(log(Some("sale"), None, 10).await.is_empty());
 }
 
-/// Sends `$refused`, each of which must fail, and `$ignored`, which may do as they like, over a connection of our own; the log
-/// must be as before.
-macro_rules! cannot_be_changed {
+/// Executes `$refused`, each of which must fail, and `$ignored`, which may succeed, on a separate connection; the log must be unchanged.
+macro_rules! rejects_changes {
     ($connection:ty, $stores:expr, $url:expr, refused: $refused:expr, ignored: $ignored:expr) => {{
         use sqlx::Connection as _;
         let stores: &stampede_core::ports::Stores = $stores;
@@ -72,7 +71,7 @@ macro_rules! cannot_be_changed {
         assert_eq!(stores.ledger.audit_log(all).await.unwrap(), before);
     }};
 }
-pub(crate) use cannot_be_changed;
+pub(crate) use rejects_changes;
 
 pub const REFUSED: &[&str] = &[
     "UPDATE audit SET actor = 'bob'",
@@ -85,10 +84,10 @@ pub const REPLACE: &str =
     "REPLACE INTO audit (id, action_id, at, actor, address, request_id, action, target, outcome, detail)
     VALUES (1, 1, 1, 'bob', '', '', '', '', '', '')";
 
-/// MySQL's default: a binary log, and an application account without SUPER, which then may not create triggers. The first open
-/// says what to do; once an account that may has made them, the application's account goes on.
+/// MySQL's default: a binary log, and an application account without SUPER, which may not create triggers. The first open fails with advice;
+/// after an account with permission has created them, the application's account works.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn triggers_need_an_account_that_may_create_them() {
+async fn triggers_need_an_account_with_permission() {
     let options = &["--log-bin=binlog", "--server-id=1", "--sync-binlog=1"];
     let server = stampede_testkit::mariadb::start_with(options).unwrap();
     let root = stampede_testkit::mariadb::create_database(&server, "shop").unwrap();
@@ -103,5 +102,5 @@ async fn triggers_need_an_account_that_may_create_them() {
     }
     open(&root).await.unwrap().ledger.close().await;
     let stores = open(&app).await.unwrap();
-    cannot_be_changed!(MySqlConnection, &stores, &app, refused: REFUSED, ignored: &[] as &[&str]);
+    rejects_changes!(MySqlConnection, &stores, &app, refused: REFUSED, ignored: &[] as &[&str]);
 }

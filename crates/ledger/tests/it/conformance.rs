@@ -1,4 +1,4 @@
-//! What every ledger must do. `suite!(expression)` makes one test per case, each on a fresh database.
+//! The conformance suite of the ledger. `suite!(expression)` generates one test per case, each on a new database.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use stampede_core::*;
 macro_rules! suite {
     ($fresh:expr) => {
         $crate::conformance::suite!(@each $fresh;
-            records_once, never_more_than_total, one_live_order_a_person, refuses_another_epoch, tells_a_collision,
-            cancels_once, dead_stays_dead, concurrent_batches_keep_the_fences, edits_are_versioned, tops_up_once,
-            creates_only_under_a_parent, leases_never_overlap, challenge_is_tried_few_times_and_used_once,
-            challenges_of_a_phone_are_bounded, sessions_slide_and_end, disabled_account_has_no_session,
+            records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
+            cancels_once, cancelled_order_stays_cancelled, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, tops_up_once,
+            creates_only_under_a_parent, leases_never_overlap, challenge_has_limited_attempts_and_is_used_once,
+            challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
-            quarantine_yields_to_rows_epochs_and_stock, a_cancellation_is_never_older_than_its_order,
-            orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, a_missing_sale_is_poison, the_audit_log_only_grows, shops_are_searched_and_edited,
-            a_search_looks_at_so_many_shops_and_no_more);
+            quarantine_yields_to_rows_epochs_and_stock, cancellation_is_never_older_than_its_order,
+            orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, missing_sale_is_poison, audit_log_is_append_only, shops_are_searched_and_edited,
+            search_reads_a_bounded_number_of_shops);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -97,7 +97,7 @@ pub async fn record(stores: &Stores, sale: SaleId, pairs: &[(i64, i64)]) -> Vec<
     stores.ledger.record(sale, E1, &batch(pairs)).await.unwrap()
 }
 
-/// sold = live rows ≤ total, one live order a person.
+/// Checks that sold = live rows ≤ total, with one live order per user.
 pub async fn check(stores: &Stores, sale: SaleId) -> usize {
     let loaded = stores.ledger.load(sale).await.unwrap().unwrap();
     assert_eq!(loaded.marks.len(), loaded.sale.sold as usize);
@@ -121,9 +121,9 @@ pub async fn records_once(stores: &Stores) {
     assert_eq!(stores.ledger.live_order(sale, user(1)).await.unwrap(), Some(row));
 }
 
-pub async fn never_more_than_total(stores: &Stores) {
+pub async fn never_sells_more_than_total(stores: &Stores) {
     let sale = sale_of(stores, 2).await;
-    // Who came first is told by seq, not by the place in the batch.
+    // The order of admission is given by seq, not by the position in the batch.
     let late_first = [(3, 3), (1, 1), (2, 2)];
     let answers = record(stores, sale, &late_first).await;
     let sold_out = refused(RejectReason::SoldOut, None);
@@ -134,7 +134,7 @@ pub async fn never_more_than_total(stores: &Stores) {
     assert_eq!(record(stores, sale, &[(3, 3)]).await, [RecordOutcome::Dead]);
 }
 
-pub async fn one_live_order_a_person(stores: &Stores) {
+pub async fn one_live_order_per_user(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     assert_eq!(
         record(stores, sale, &[(1, 1), (2, 1)]).await,
@@ -144,14 +144,14 @@ pub async fn one_live_order_a_person(stores: &Stores) {
     assert_eq!(check(stores, sale).await, 1);
 }
 
-pub async fn refuses_another_epoch(stores: &Stores) {
+pub async fn rejects_another_epoch(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     let answers = stores.ledger.record(sale, Epoch(2), &batch(&[(1, 1)])).await.unwrap();
     assert_eq!(answers, [refused(RejectReason::Epoch, None)]);
     assert_eq!(check(stores, sale).await, 0);
 }
 
-pub async fn tells_a_collision(stores: &Stores) {
+pub async fn reports_an_id_collision(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     record(stores, sale, &[(1, 1)]).await;
     assert_eq!(record(stores, sale, &[(1, 2), (2, 2)]).await, [RecordOutcome::IdCollision, RecordOutcome::Inserted]);
@@ -182,7 +182,7 @@ pub async fn cancels_once(stores: &Stores) {
     assert_eq!(stores.ledger.pending_releases(10).await.unwrap(), []);
 }
 
-pub async fn dead_stays_dead(stores: &Stores) {
+pub async fn cancelled_order_stays_cancelled(stores: &Stores) {
     let sale = sale_of(stores, 2).await;
     record(stores, sale, &[(1, 1)]).await;
     stores.ledger.cancel(order(1), user(1), NOW).await.unwrap();
@@ -191,8 +191,8 @@ pub async fn dead_stays_dead(stores: &Stores) {
     assert_eq!(check(stores, sale).await, 1);
 }
 
-/// Eight writers, the same people in different batches, repeats among them, more people than stock.
-pub async fn concurrent_batches_keep_the_fences(stores: &Stores) {
+/// Eight writers with the same users in different batches, with repetitions, and more users than stock.
+pub async fn concurrent_batches_neither_oversell_nor_duplicate(stores: &Stores) {
     let sale = sale_of(stores, 60).await;
     let writers = (0..8i64).map(|writer| {
         let stores = stores.clone();
@@ -301,13 +301,13 @@ pub async fn leases_never_overlap(stores: &Stores) {
     assert_eq!((renewed.worker, renewed.from), (mine.worker, mine.from));
     assert!(renewed.until >= mine.until.plus(SPAN), "reaches beyond not_before, though our clock is behind it");
 
-    // Given back, the rest of the range is free for the next holder, and only the rest.
+    // A returned lease frees only the rest of its range for the next holder.
     let unused_from = mine.from.plus(Duration::from_millis(5));
     stores.ledger.return_worker("someone else", mine.worker, zero).await.unwrap();
     stores.ledger.return_worker("me", mine.worker, unused_from).await.unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     let next = loop {
-        // Free as soon as the ledger's clock has passed `unused_from`.
+        // The worker is free once the ledger's clock has passed `unused_from`.
         let next = lease("next".into(), None, zero).await;
         if next.worker == mine.worker {
             break next;
@@ -320,13 +320,13 @@ pub async fn leases_never_overlap(stores: &Stores) {
     assert!(stale.worker < WorkerId(1024));
 }
 
-pub async fn a_missing_sale_is_poison(stores: &Stores) {
+pub async fn missing_sale_is_poison(stores: &Stores) {
     let nowhere = SaleId::new(404).unwrap();
     let error = stores.ledger.record(nowhere, E1, &batch(&[(1, 1)])).await.unwrap_err();
     assert!(matches!(error, ports::LedgerError::Poison(_)), "{error:?}");
     assert_eq!(stores.ledger.order(order(1)).await.unwrap(), None);
 }
 
-pub async fn the_audit_log_only_grows(stores: &Stores) {
-    crate::audit::only_grows(stores).await;
+pub async fn audit_log_is_append_only(stores: &Stores) {
+    crate::audit::is_append_only(stores).await;
 }

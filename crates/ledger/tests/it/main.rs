@@ -1,4 +1,4 @@
-//! One conformance suite over every database there is.
+//! The conformance suite on every supported database.
 
 mod audit;
 mod conformance;

@@ -1,4 +1,4 @@
-//! The suite on MariaDB and PostgreSQL: one private server each for all tests, a database of its own for each test.
+//! The suite on MariaDB and PostgreSQL: one private server each, with a separate database per test.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,8 +33,8 @@ async fn reopen(url: &str) -> Stores {
     open(&Database::parse(url).unwrap()).await.unwrap()
 }
 
-/// Two nodes start at the same moment on an empty database: both come up, and the tables are made once.
-async fn two_migrate_at_once(url: String) {
+/// Two nodes start concurrently on an empty database: both succeed, and the tables are created once.
+async fn two_nodes_migrate_concurrently(url: String) {
     let nodes: Vec<_> = (0..4)
         .map(|_| {
             let url = url.clone();
@@ -46,8 +46,8 @@ async fn two_migrate_at_once(url: String) {
     }
 }
 
-/// Somebody else's transaction takes the locks of a recording in the other order, again and again, so that the database must end
-/// one of the two, and it is the recording: it is done again as a whole, and every order is there once.
+/// Another transaction repeatedly takes the locks of a recording in the opposite order, so that the database aborts the recording: it is
+/// retried as a whole, and every order exists once.
 macro_rules! deadlocks {
     ($connection:ty, $url:expr, $patient:expr, $waits:expr) => {{
         let url = $url;
@@ -60,7 +60,7 @@ macro_rules! deadlocks {
         let mut ours_lost = 0;
         for round in 1..=rounds {
             raw_sql("BEGIN").execute(&mut other).await.unwrap();
-            // Many rows, so that it would cost more to end this one.
+            // Many rows, so that the database prefers to abort the recording.
             for n in 0..50 {
                 let id = 1_000_000 * round + n;
                 let user = if n == 0 { round } else { id };
@@ -73,7 +73,7 @@ macro_rules! deadlocks {
             let stores = fresh.stores.clone();
             let recording =
                 tokio::spawn(async move { crate::conformance::record(&stores, sale, &[(round, round)]).await });
-            // MariaDB makes this table anew only if nobody has looked at it for a tenth of a second.
+            // MariaDB refreshes this table only if it was not read for a tenth of a second.
             let deadline = Instant::now() + Duration::from_secs(30);
             while query_scalar::<_, i64>($waits).fetch_one(&mut observer).await.unwrap() == 0 {
                 assert!(Instant::now() < deadline, "the recording never waited");
@@ -94,7 +94,7 @@ macro_rules! on {
     ($module:ident, $server:ident, $connection:ty, $patient:expr, $waits:expr, $refused:expr) => {
         mod $module {
             use super::*;
-            use crate::audit::{REFUSED, cannot_be_changed};
+            use crate::audit::{REFUSED, rejects_changes};
             use crate::conformance::suite;
 
             fn url() -> String {
@@ -104,25 +104,25 @@ macro_rules! on {
             suite!(Fresh::new(url()).await);
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn nodes_may_migrate_at_the_same_time() {
-                two_migrate_at_once(url()).await;
+            async fn nodes_can_migrate_concurrently() {
+                two_nodes_migrate_concurrently(url()).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn a_recording_that_loses_a_deadlock_is_done_again() {
+            async fn recording_is_retried_after_a_deadlock() {
                 deadlocks!($connection, url(), $patient, $waits);
             }
 
             #[tokio::test]
-            async fn the_audit_log_cannot_be_changed() {
+            async fn audit_log_rejects_changes() {
                 let fresh = Fresh::new(url()).await;
                 let stores = &fresh.stores;
-                cannot_be_changed!($connection, stores, &fresh.url, refused: REFUSED, ignored: &[] as &[&str]);
-                cannot_be_changed!($connection, stores, &fresh.url, refused: $refused, ignored: &[] as &[&str]);
+                rejects_changes!($connection, stores, &fresh.url, refused: REFUSED, ignored: &[] as &[&str]);
+                rejects_changes!($connection, stores, &fresh.url, refused: $refused, ignored: &[] as &[&str]);
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-            async fn opened_again_it_holds_what_it_held() {
+            async fn reopened_database_keeps_its_data() {
                 let fresh = Fresh::new(url()).await;
                 let sale = crate::conformance::sale_of(&fresh.stores, 2).await;
                 crate::conformance::record(&fresh.stores, sale, &[(1, 1), (2, 2)]).await;
@@ -152,10 +152,10 @@ on!(
     &["TRUNCATE audit"]
 );
 
-/// With a binary log, recovery rolls back what that log does not hold: a server that does not flush it at each commit is refused, unless
-/// InnoDB's own log is flushed at prepare and at commit.
+/// With a binary log, recovery rolls back transactions that are not in it: a server that does not flush it at each commit is rejected, unless
+/// InnoDB's log is flushed at prepare and at commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mariadb_with_an_unsynced_binary_log_is_refused() {
+async fn mariadb_with_an_unsynced_binary_log_is_rejected() {
     let server =
         stampede_testkit::mariadb::start_with(&["--log-bin=binlog", "--server-id=1", "--sync-binlog=0"]).unwrap();
     let url = stampede_testkit::mariadb::create_database(&server, "binlog").unwrap();
@@ -166,12 +166,12 @@ async fn mariadb_with_an_unsynced_binary_log_is_refused() {
         raw_sql(AssertSqlSafe(set)).execute(&mut administrator).await.unwrap();
         match open(&database).await {
             Ok(stores) => {
-                assert!(durable, "sync_binlog = {sync_binlog} with {flush} was let through");
+                assert!(durable, "sync_binlog = {sync_binlog} with {flush} was accepted");
                 stores.ledger.close().await;
             }
             Err(error) => {
                 let error = error.to_string();
-                assert!(!durable && error.contains("durability"), "sync_binlog = {sync_binlog} with {flush}: {error}");
+                assert!(!durable && error.contains("not durable"), "sync_binlog = {sync_binlog} with {flush}: {error}");
             }
         }
     }

@@ -1,12 +1,12 @@
-//! The suite on SQLite, and what only SQLite has.
+//! The suite on SQLite, and tests that apply only to SQLite.
 
 use stampede_core::ports::Stores;
 use stampede_ledger::{Database, open};
 
-use crate::audit::{REFUSED, REPLACE, cannot_be_changed};
+use crate::audit::{REFUSED, REPLACE, rejects_changes};
 use crate::conformance::{self, suite};
 
-/// A database in a folder of its own, not on tmpfs.
+/// A database in a temporary directory, not on tmpfs.
 pub struct Fresh {
     pub stores: Stores,
     folder: tempfile::TempDir,
@@ -27,7 +27,7 @@ async fn reopen(folder: &tempfile::TempDir) -> Stores {
 suite!(Fresh::new().await);
 
 #[tokio::test]
-async fn opened_again_it_holds_what_it_held() {
+async fn reopened_database_keeps_its_data() {
     let fresh = Fresh::new().await;
     let sale = conformance::sale_of(&fresh.stores, 2).await;
     conformance::record(&fresh.stores, sale, &[(1, 1), (2, 2)]).await;
@@ -37,14 +37,14 @@ async fn opened_again_it_holds_what_it_held() {
 }
 
 #[tokio::test]
-async fn the_audit_log_cannot_be_changed() {
+async fn audit_log_rejects_changes() {
     let fresh = Fresh::new().await;
     let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
-    cannot_be_changed!(sqlx::SqliteConnection, &fresh.stores, &url, refused: REFUSED, ignored: &[REPLACE]);
+    rejects_changes!(sqlx::SqliteConnection, &fresh.stores, &url, refused: REFUSED, ignored: &[REPLACE]);
 }
 
 #[test]
-fn a_url_that_names_no_database_is_refused() {
+fn invalid_url_is_rejected() {
     for bad in ["", "sqlite:", "sqlite::memory:", "sqlite:x?mode=memory", "oracle://x", "/tmp/x.db"] {
         let error = Database::parse(bad).unwrap_err().to_string();
         assert!(error.contains("sqlite:PATH"), "{bad}: {error}");

@@ -1,57 +1,90 @@
-//! What a check finds, and what is left of it after several looks.
+//! The findings of a check, and those that persist over several looks at a running system.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use serde::Serialize;
-use stampede_core::SaleId;
+use stampede_core::{OrderId, SaleId, UserId};
 
-/// Names a finding, so that it is recognised in the next look: what is wrong, where (the number of the node), with which id.
-pub(super) type Key = (&'static str, usize, i64);
+/// What a finding is about, within its sale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Subject {
+    Sale,
+    User(UserId),
+    Order(OrderId),
+}
+
+/// The identity of a finding. Two looks show the same finding if the identities are equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct FindingId {
+    kind: &'static str,
+    sale: SaleId,
+    subject: Subject,
+    /// The index of the node whose gate shows it.
+    node: Option<usize>,
+}
+
+impl FindingId {
+    pub(super) const fn sale(kind: &'static str, sale: SaleId) -> Self {
+        Self { kind, sale, subject: Subject::Sale, node: None }
+    }
+
+    pub(super) const fn user(kind: &'static str, sale: SaleId, user: UserId) -> Self {
+        Self { kind, sale, subject: Subject::User(user), node: None }
+    }
+
+    pub(super) const fn order(kind: &'static str, sale: SaleId, order: OrderId) -> Self {
+        Self { kind, sale, subject: Subject::Order(order), node: None }
+    }
+
+    pub(super) const fn on_node(self, index: usize) -> Self {
+        Self { node: Some(index), ..self }
+    }
+}
 
 #[derive(Debug, Clone)]
 struct Finding {
-    key: Key,
+    id: FindingId,
     text: String,
-    /// Counts only while nothing happens in this sale: a gate of one node learns of orders of the others later.
-    only_at_rest: Option<SaleId>,
+    /// Counts only if nothing has changed in the sale between two looks: the gate of a node sees the orders of other nodes later.
+    only_at_rest: bool,
 }
 
-/// The findings about one invariant. As many as there are rows, marks and attempts at most, all of which are in memory.
+/// The findings about one invariant. There are at most as many as rows, marks and attempts, all of which are in memory.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Vec<Finding>);
 
 impl Findings {
-    pub(super) fn add(&mut self, key: Key, text: String) {
-        self.0.push(Finding { key, text, only_at_rest: None });
+    pub(super) fn add(&mut self, id: FindingId, text: String) {
+        self.0.push(Finding { id, text, only_at_rest: false });
     }
 
-    pub(super) fn add_at_rest(&mut self, sale: SaleId, key: Key, text: String) {
-        self.0.push(Finding { key, text, only_at_rest: Some(sale) });
+    pub(super) fn add_at_rest(&mut self, id: FindingId, text: String) {
+        self.0.push(Finding { id, text, only_at_rest: true });
     }
 }
 
-/// One invariant, or a part of it, as one look shows it.
+/// One invariant, or a part of it, checked in one look.
 #[derive(Debug)]
-pub struct Judgement {
+pub struct InvariantCheck {
     invariant: u8,
-    says: &'static str,
+    description: &'static str,
     findings: Vec<Finding>,
     not_checkable: Option<String>,
 }
 
-impl Judgement {
-    pub(super) fn new(invariant: u8, says: &'static str, findings: Findings) -> Self {
-        Self { invariant, says, findings: findings.0, not_checkable: None }
+impl InvariantCheck {
+    pub(super) fn new(invariant: u8, description: &'static str, findings: Findings) -> Self {
+        Self { invariant, description, findings: findings.0, not_checkable: None }
     }
 
-    /// What is said if there are no findings.
-    pub(super) fn unless_found(self, why: Option<String>) -> Self {
+    /// The reason why the invariant is not checkable, unless there are findings.
+    pub(super) fn not_checkable_because(self, why: Option<String>) -> Self {
         Self { not_checkable: self.not_checkable.or(why), ..self }
     }
 
-    pub(super) fn not_checkable(invariant: u8, says: &'static str, why: &str) -> Self {
-        Self { invariant, says, findings: Vec::new(), not_checkable: Some(why.to_owned()) }
+    pub(super) fn not_checkable(invariant: u8, description: &'static str, why: &str) -> Self {
+        Self { invariant, description, findings: Vec::new(), not_checkable: Some(why.to_owned()) }
     }
 
     pub fn failed(&self) -> bool {
@@ -71,33 +104,33 @@ impl Judgement {
         } else {
             Verdict::Passed
         };
-        Line { invariant: self.invariant, says: self.says, verdict }
+        Line { invariant: self.invariant, description: self.description, verdict }
     }
 }
 
-/// Tells whether anything happened in a sale between two looks.
+/// Two looks at a sale have the same fingerprint if nothing has changed in it.
 pub(super) type Fingerprint = (usize, u64, i64);
 
-/// What every look so far has shown.
+/// The findings that every look so far has shown.
 #[derive(Debug, Default)]
-pub struct Persisting {
-    judgements: Vec<Judgement>,
+pub struct PersistentFindings {
+    checks: Vec<InvariantCheck>,
     fingerprints: HashMap<SaleId, Fingerprint>,
     looks: u32,
 }
 
-impl Persisting {
-    /// Keeps what was found before and is found again.
-    pub(super) fn add(&mut self, look: Vec<Judgement>, fingerprints: HashMap<SaleId, Fingerprint>) {
+impl PersistentFindings {
+    /// Keeps the findings that were present before and are in this look too.
+    pub(super) fn add(&mut self, look: Vec<InvariantCheck>, fingerprints: HashMap<SaleId, Fingerprint>) {
         if self.looks == 0 {
-            self.judgements = look;
+            self.checks = look;
         } else {
-            for (before, now) in self.judgements.iter_mut().zip(look) {
-                let earlier: HashSet<Key> = before.findings.iter().map(|finding| finding.key).collect();
-                let at_rest = |sale: &SaleId| self.fingerprints.get(sale) == fingerprints.get(sale);
+            for (before, now) in self.checks.iter_mut().zip(look) {
+                let earlier: HashSet<FindingId> = before.findings.iter().map(|finding| finding.id).collect();
+                let at_rest = |sale| self.fingerprints.get(&sale) == fingerprints.get(&sale);
                 *before = now;
                 before.findings.retain(|finding| {
-                    earlier.contains(&finding.key) && finding.only_at_rest.as_ref().is_none_or(at_rest)
+                    earlier.contains(&finding.id) && (!finding.only_at_rest || at_rest(finding.id.sale))
                 });
             }
         }
@@ -110,11 +143,11 @@ impl Persisting {
     }
 
     pub fn failed(&self) -> bool {
-        self.judgements.iter().any(Judgement::failed)
+        self.checks.iter().any(InvariantCheck::failed)
     }
 
     pub fn lines(&self) -> Vec<Line> {
-        self.judgements.iter().map(Judgement::line).collect()
+        self.checks.iter().map(InvariantCheck::line).collect()
     }
 }
 
@@ -131,7 +164,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Line {
     pub invariant: u8,
-    pub says: &'static str,
+    pub description: &'static str,
     #[serde(flatten)]
     pub verdict: Verdict,
 }
@@ -153,54 +186,58 @@ impl fmt::Display for Line {
             Verdict::Failed { findings } => ("FAILED", format!(": {}", findings.join("; "))),
             Verdict::NotCheckable { why } => ("not checkable", format!(": {why}")),
         };
-        write!(f, "{:>2}  {:<13}  {}{more}", self.invariant, mark, self.says)
+        write!(f, "{:>2}  {:<13}  {}{more}", self.invariant, mark, self.description)
     }
 }
 
-/// How many findings are shown of one invariant; there may be more.
+/// The maximum number of findings that are shown for one invariant.
 const MAX_SHOWN: usize = 5;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn look(keys: &[(i64, bool)]) -> Vec<Judgement> {
+    fn finding(id: i64) -> FindingId {
+        FindingId::order("x", SaleId::new(1).unwrap(), OrderId::new(id).unwrap())
+    }
+
+    fn look(keys: &[(i64, bool)]) -> Vec<InvariantCheck> {
         let mut findings = Findings::default();
         for &(id, at_rest) in keys {
             match at_rest {
-                true => findings.add_at_rest(SaleId::new(1).unwrap(), ("x", 0, id), id.to_string()),
-                false => findings.add(("x", 0, id), id.to_string()),
+                true => findings.add_at_rest(finding(id), id.to_string()),
+                false => findings.add(finding(id), id.to_string()),
             }
         }
-        vec![Judgement::new(1, "x", findings)]
+        vec![InvariantCheck::new(1, "x", findings)]
     }
 
-    fn shown(persisting: &Persisting) -> Vec<String> {
-        match &persisting.lines()[0].verdict {
+    fn shown(persistent: &PersistentFindings) -> Vec<String> {
+        match &persistent.lines()[0].verdict {
             Verdict::Failed { findings } => findings.clone(),
             _ => Vec::new(),
         }
     }
 
     #[test]
-    fn only_what_every_look_shows_is_left() {
-        let mut persisting = Persisting::default();
+    fn only_findings_of_every_look_persist() {
+        let mut persistent = PersistentFindings::default();
         for keys in [[(1, false), (2, false)], [(2, false), (3, false)]] {
-            persisting.add(look(&keys), HashMap::new());
+            persistent.add(look(&keys), HashMap::new());
         }
-        assert_eq!(shown(&persisting), ["2"]);
-        persisting.add(look(&[(3, false)]), HashMap::new());
-        assert!(!persisting.failed());
+        assert_eq!(shown(&persistent), ["2"]);
+        persistent.add(look(&[(3, false)]), HashMap::new());
+        assert!(!persistent.failed());
     }
 
     #[test]
-    fn what_a_gate_has_not_learnt_yet_counts_at_rest_alone() {
+    fn missing_marks_count_only_while_nothing_changes() {
         let fingerprint = |rows| HashMap::from([(SaleId::new(1).unwrap(), (rows, 0, 0))]);
-        let mut persisting = Persisting::default();
-        persisting.add(look(&[(1, true)]), fingerprint(1));
-        persisting.add(look(&[(1, true)]), fingerprint(1));
-        assert!(persisting.failed());
-        persisting.add(look(&[(1, true)]), fingerprint(2));
-        assert!(!persisting.failed());
+        let mut persistent = PersistentFindings::default();
+        persistent.add(look(&[(1, true)]), fingerprint(1));
+        persistent.add(look(&[(1, true)]), fingerprint(1));
+        assert!(persistent.failed());
+        persistent.add(look(&[(1, true)]), fingerprint(2));
+        assert!(!persistent.failed());
     }
 }

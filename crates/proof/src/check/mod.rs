@@ -1,12 +1,12 @@
 //! The invariants, and the evidence that they are checked against.
 //!
-//! - `findings`: what is found, and what is left of it after several looks at a live system
-//! - `rows`: what ledger and gates show; `answers`: what a recorded history adds
+//! - `findings`: the findings, and those that persist over several looks at a running system
+//! - `rows`: the checks of ledger and gates; `responses`: the checks of a recorded history
 //!
-//! What cannot be checked in a given situation (a stopped system, no history) is reported as such, never as passed.
+//! What cannot be checked in a given situation (a stopped system, no history) is reported as not checkable, never as passed.
 
-mod answers;
 mod findings;
+mod responses;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -18,40 +18,51 @@ use stampede_core::ports::SaleRecords;
 use stampede_core::{Clock as _, OrderId, SaleId, SystemClock, Timestamp, UserId};
 
 use crate::history::Attempt;
-use answers::Answers;
 use findings::{Findings, Fingerprint};
+use responses::Responses;
 
-pub use findings::{Judgement, Line, Persisting, Verdict};
+pub use findings::{InvariantCheck, Line, PersistentFindings, Verdict};
 
-/// What the gate of a node holds of a sale, at one moment.
+/// The state of a sale in the gate of a node at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GateView {
     pub cap: u32,
     pub marks: u32,
-    /// Over all marks: see [`stampede_core::mark_digest`].
+    /// The digest of all marks: see [`stampede_core::mark_digest`].
     pub digest: u64,
-    /// The marks themselves; read only if the digest is not what the ledger's rows have.
+    /// The marks themselves; read only if the digest differs from that of the ledger's rows.
     pub owners: Option<Vec<(UserId, OrderId)>>,
 }
 
-/// The answer of one node about its gate.
+/// The gate of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeGate {
     pub node: String,
-    /// `None` if the node does not hold the sale in memory.
+    /// `None` if the node does not have the sale in memory.
     pub view: Option<GateView>,
-    /// How many admitted orders of all sales wait for the ledger.
+    /// The number of admitted orders of all sales that wait for the ledger.
     pub waiting: u64,
 }
 
-/// All that is known of one sale.
+/// What lies between the gate and the ledger. `None` where the tier has no such stage, or where it was not read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Admitted orders of this sale in the outbox of the gate.
+    pub outbox: Option<u64>,
+    /// Admitted orders of this sale in the queue.
+    pub queue: Option<u64>,
+}
+
+/// Everything that is known about one sale.
 #[derive(Debug, Clone)]
 pub struct Evidence {
     pub ledger: SaleRecords,
-    /// Read from the database itself. The administrator's routes tell neither `sold`, nor the quarantine, nor owed releases, nor top-ups.
+    /// Whether the records were read from the database. The administration routes return neither `sold` nor the quarantine, pending
+    /// releases or top-ups.
     pub from_database: bool,
-    /// One for each node; empty if the system is stopped.
+    /// One per node; empty if the system is stopped.
     pub gates: Vec<NodeGate>,
+    pub backlog: Backlog,
 }
 
 impl Evidence {
@@ -65,127 +76,133 @@ impl Evidence {
     }
 }
 
-/// How strictly to judge.
+/// How strict the checks are.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// How far the clocks of nodes, database and history may be apart.
-    pub clocks_apart: Duration,
-    /// Nothing is under way any more: no order may be waiting for the ledger.
+    /// The maximum difference between the clocks of nodes, database and history.
+    pub max_clock_skew: Duration,
+    /// No requests are being processed, so no order may be waiting for the ledger.
     pub at_rest: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { clocks_apart: Duration::from_secs(1), at_rest: false }
+        Self { max_clock_skew: Duration::from_secs(1), at_rest: false }
     }
 }
 
 const NO_SALES: &str = "there are no sales";
 const NO_DATABASE: &str = "the database was not read (--database)";
 
-/// Every invariant on these sales, as one look shows them. The history may be of several sales; without one, what needs it is not checkable.
-pub fn judge(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules) -> Vec<Judgement> {
+/// Checks every invariant once. Without a history, the invariants that need one are not checkable.
+pub fn check_once(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules) -> Vec<InvariantCheck> {
     let now = SystemClock.now();
-    let each = |invariant, says, find: &dyn Fn(&Evidence, &mut Findings)| {
+    let each = |invariant, description, find: &dyn Fn(&Evidence, &mut Findings)| {
         let mut findings = Findings::default();
         sales.iter().for_each(|sale| find(sale, &mut findings));
-        Judgement::new(invariant, says, findings).unless_found(sales.is_empty().then(|| NO_SALES.to_owned()))
+        InvariantCheck::new(invariant, description, findings)
+            .not_checkable_because(sales.is_empty().then(|| NO_SALES.to_owned()))
     };
-    let from_database = |invariant, says, find: &dyn Fn(&Evidence, &mut Findings)| {
+    let from_database = |invariant, description, find: &dyn Fn(&Evidence, &mut Findings)| {
         if sales.iter().all(|sale| sale.from_database) {
-            each(invariant, says, find)
+            each(invariant, description, find)
         } else {
-            Judgement::not_checkable(invariant, says, NO_DATABASE)
+            InvariantCheck::not_checkable(invariant, description, NO_DATABASE)
         }
     };
-    let answers = history.map(|history| Answers::group(history, sales));
-    let with_history = |invariant, says, find: &dyn Fn(&Answers<'_>, &mut Findings)| match &answers {
-        None => Judgement::not_checkable(invariant, says, "there is no history (--history)"),
-        Some(answers) if answers.is_empty() => Judgement::not_checkable(invariant, says, "the history is empty"),
+    let answers = history.map(|history| Responses::group(history, sales));
+    let with_history = |invariant, description, find: &dyn Fn(&Responses<'_>, &mut Findings)| match &answers {
+        None => InvariantCheck::not_checkable(invariant, description, "there is no history (--history)"),
+        Some(answers) if answers.is_empty() => {
+            InvariantCheck::not_checkable(invariant, description, "the history is empty")
+        }
         Some(answers) => {
             let mut findings = Findings::default();
             find(answers, &mut findings);
-            Judgement::new(invariant, says, findings)
+            InvariantCheck::new(invariant, description, findings)
         }
     };
     let stopped = !sales.is_empty() && sales.iter().all(|sale| sale.gates.is_empty());
     let gate = "gate: marks = live rows and quarantine ≤ cap";
     vec![
-        from_database(1, "ledger: sold = live rows ≤ total = cap", &rows::ledger_adds_up),
+        from_database(1, "ledger: sold = live rows ≤ total = cap", &rows::ledger_counts_match),
         if stopped {
-            Judgement::not_checkable(1, gate, "the system is stopped: there is no gate to ask")
+            InvariantCheck::not_checkable(1, gate, "the system is stopped: there is no gate to ask")
         } else {
-            each(1, gate, &|sale, findings| rows::gates_agree(sale, now, findings))
+            each(1, gate, &|sale, findings| rows::gates_match_ledger(sale, now, findings))
         },
-        each(2, "never more sold than there were, at any moment", &|sale, findings| {
-            rows::no_prefix_oversells(sale, rules, findings);
+        each(2, "never more sold than the stock, at any moment", &|sale, findings| {
+            rows::never_oversold(sale, rules, findings);
         })
-        .unless_found(rows::top_ups_unknown(sales)),
+        .not_checkable_because(rows::top_ups_unknown(sales)),
         each(3, "at most one live order per user and sale", &rows::one_per_user),
-        with_history(4, "every yes has its row, and keeps it", &answers::every_yes_has_its_row),
-        with_history(5, "every row has its attempt", &answers::every_row_has_its_attempt),
-        with_history(6, "sold out only where there was no stock", &|answers, findings| {
-            answers::sold_out_was_true(answers, rules, findings);
+        with_history(4, "every confirmed order exists and stays", &responses::confirmed_orders_exist),
+        with_history(5, "every order was requested", &responses::orders_were_requested),
+        with_history(6, "sold out only when there was no stock", &|answers, findings| {
+            responses::sold_out_was_correct(answers, rules, findings);
         }),
         with_history(6, "every other refusal gives the true reason", &|answers, findings| {
-            answers::refusals_were_true(answers, rules, findings);
+            responses::refusals_were_correct(answers, rules, findings);
         })
-        .unless_found(answers.as_ref().and_then(Answers::limited)),
-        each(7, "ids are unique and rise", &|sale, findings| {
-            rows::ids_are_of_their_time(sale, rules, findings);
+        .not_checkable_because(answers.as_ref().and_then(Responses::limited)),
+        each(7, "order ids are unique and increase", &|sale, findings| {
+            rows::ids_match_creation_time(sale, rules, findings);
             if let Some(answers) = &answers {
-                answers.ids_rise(sale.ledger.sale.id, findings);
+                answers.ids_increase(sale.ledger.sale.id, findings);
             }
         }),
-        each(8, "admitted inside the sale's window", &rows::inside_the_window),
-        each(9, "orders took only legal steps", &rows::legal_states).unless_found(Some(rows::NO_STEPS.to_owned())),
-        each(10, "no write under an older epoch", &rows::epochs_fence).unless_found(rows::one_epoch(sales)),
-        from_database(11, "nothing is left over: queues, pending_releases releases, quarantine", &|sale, findings| {
-            rows::nothing_left(sale, rules, findings);
+        each(8, "admitted inside the sale's window", &rows::inside_window),
+        each(9, "orders have legal states", &rows::legal_states).not_checkable_because(Some(rows::NO_STEPS.to_owned())),
+        each(10, "no write under an older epoch", &rows::epochs_are_ordered)
+            .not_checkable_because(rows::one_epoch(sales)),
+        from_database(11, "nothing is pending: waiting orders, releases, quarantine", &|sale, findings| {
+            rows::nothing_is_pending(sale, rules, findings);
         })
-        .unless_found(rows::owed_while_stopped(sales)),
+        .not_checkable_because(rows::releases_while_stopped(sales)),
+        each(11, "outbox and queue are empty", &|sale, findings| rows::backlog_is_empty(sale, rules, findings))
+            .not_checkable_because(rows::no_backlog(sales)),
     ]
 }
 
-/// The result of one look.
+/// The results of one look.
 pub fn check(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules) -> Vec<Line> {
-    judge(sales, history, rules).iter().map(Judgement::line).collect()
+    check_once(sales, history, rules).iter().map(InvariantCheck::line).collect()
 }
 
-/// For how long a live system is looked at.
+/// How long a running system is polled.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// A finding counts if every look of this time shows it.
-    pub lasting: Duration,
-    pub every: Duration,
+pub struct Polling {
+    /// A finding counts if every look during this time shows it.
+    pub duration: Duration,
+    pub interval: Duration,
 }
 
-/// There are at least so many looks, however long one takes, before a finding counts.
+/// The minimum number of looks before a finding counts, however long one takes.
 const MIN_LOOKS: u32 = 4;
 
-/// Looks at a system again and again until nothing is found any more, or what is found has lasted.
-pub async fn look<E>(
-    patience: Patience,
+/// Polls a running system until there are no findings, or until they have persisted.
+pub async fn poll<E>(
+    polling: Polling,
     rules: Rules,
     history: Option<&[Attempt]>,
     mut gather: impl AsyncFnMut() -> Result<Vec<Evidence>, E>,
 ) -> Result<(Vec<Evidence>, Vec<Line>), E> {
-    let deadline = Instant::now() + patience.lasting;
-    let mut persisting = Persisting::default();
+    let deadline = Instant::now() + polling.duration;
+    let mut persistent = PersistentFindings::default();
     loop {
         let evidence = gather().await?;
         let fingerprints: HashMap<SaleId, Fingerprint> =
             evidence.iter().map(|sale| (sale.ledger.sale.id, sale.fingerprint())).collect();
-        persisting.add(judge(&evidence, history, rules), fingerprints);
-        let long_enough = Instant::now() >= deadline && persisting.looks() >= MIN_LOOKS;
-        if !persisting.failed() || long_enough {
-            return Ok((evidence, persisting.lines()));
+        persistent.add(check_once(&evidence, history, rules), fingerprints);
+        let long_enough = Instant::now() >= deadline && persistent.looks() >= MIN_LOOKS;
+        if !persistent.failed() || long_enough {
+            return Ok((evidence, persistent.lines()));
         }
-        tokio::time::sleep(patience.every).await;
+        tokio::time::sleep(polling.interval).await;
     }
 }
 
-/// The same moment in the microseconds of a history.
+/// A timestamp in the microseconds of a history.
 fn history_us(at: Timestamp) -> u64 {
     u64::try_from(at.ms()).unwrap_or(0).saturating_mul(1000)
 }

@@ -1,4 +1,4 @@
-//! What ledger and gates show by themselves.
+//! The checks of the ledger and the gates.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,10 +6,11 @@ use stampede_core::ids::Snowflake;
 use stampede_core::ports::{OrderRow, SaleRecords};
 use stampede_core::{Epoch, OrderId, OrderStatus, Timestamp, UserId, mark_digest};
 
-use super::findings::Findings;
-use super::{Evidence, GateView, NodeGate, Rules};
+use super::findings::{FindingId, Findings};
+use super::{Backlog, Evidence, GateView, NodeGate, Rules};
 
-pub(super) const NO_STEPS: &str = "the ledger keeps the last state of an order, not its steps, and records no payments; no order is in an impossible state";
+pub(super) const NO_STEPS: &str =
+    "the ledger stores the current state of an order and not its transitions; no order is in an impossible state";
 
 fn live(sale: &Evidence) -> impl Iterator<Item = &OrderRow> {
     sale.ledger.orders.iter().filter(|row| row.live)
@@ -19,21 +20,26 @@ fn admitted(sale: &Evidence) -> impl Iterator<Item = &OrderRow> {
     sale.ledger.orders.iter().filter(|row| row.order.status != OrderStatus::Rejected)
 }
 
-pub(super) fn ledger_adds_up(evidence: &Evidence, findings: &mut Findings) {
+pub(super) fn ledger_counts_match(evidence: &Evidence, findings: &mut Findings) {
     let (sale, id) = (&evidence.ledger.sale, evidence.ledger.sale.id.get());
     let live = live(evidence).count();
     if sale.sold as usize != live {
-        findings.add(("sold", 0, id), format!("sale {id}: sold is {}, live rows are {live}", sale.sold));
+        findings
+            .add(FindingId::sale("sold", sale.id), format!("sale {id}: sold is {}, live rows are {live}", sale.sold));
     }
     if live > sale.total as usize {
-        findings.add(("oversold", 0, id), format!("sale {id}: {live} live rows of {}: oversold", sale.total));
+        findings.add(
+            FindingId::sale("oversold", sale.id),
+            format!("sale {id}: {live} live rows of {}: oversold", sale.total),
+        );
     }
     if sale.cap != sale.total {
-        findings.add(("cap", 0, id), format!("sale {id}: cap is {}, total is {}", sale.cap, sale.total));
+        findings
+            .add(FindingId::sale("cap", sale.id), format!("sale {id}: cap is {}, total is {}", sale.cap, sale.total));
     }
 }
 
-/// Every mark that a gate should hold: live orders, and those in quarantine that have no row.
+/// Every mark that a gate should have: live orders, and quarantined ones without a row.
 fn owners(ledger: &SaleRecords) -> Vec<(UserId, OrderId)> {
     let rows: HashSet<OrderId> = ledger.orders.iter().map(|row| row.order.id).collect();
     let quarantined = ledger.quarantine.iter().filter(|(_, order)| !rows.contains(order));
@@ -42,30 +48,33 @@ fn owners(ledger: &SaleRecords) -> Vec<(UserId, OrderId)> {
 }
 
 impl GateView {
-    /// Does the gate hold exactly the marks that it should, as far as their digest tells?
-    pub(crate) fn agrees_with(&self, ledger: &SaleRecords) -> bool {
+    /// Whether the gate has exactly the expected marks, judged by their digest.
+    pub(crate) fn matches(&self, ledger: &SaleRecords) -> bool {
         let owners = owners(ledger);
         self.marks as usize == owners.len() && self.digest == mark_digest(owners.into_iter())
     }
 }
 
-pub(super) fn gates_agree(evidence: &Evidence, now: Timestamp, findings: &mut Findings) {
+pub(super) fn gates_match_ledger(evidence: &Evidence, now: Timestamp, findings: &mut Findings) {
     let owners = owners(&evidence.ledger);
-    // With several nodes, the one that sold an order has its mark even if the others do not know of it yet.
+    // With several nodes, at least the node that sold an order has its mark.
     let listed: Vec<&Vec<(UserId, OrderId)>> =
         evidence.gates.iter().filter_map(|gate| gate.view.as_ref()?.owners.as_ref()).collect();
     if evidence.gates.len() > 1 && listed.len() == evidence.gates.len() {
         let held: HashSet<OrderId> = listed.into_iter().flatten().map(|(_, order)| *order).collect();
         for (user, order) in owners.iter().filter(|(_, order)| !held.contains(order)) {
-            findings.add(("nowhere", 0, order.get()), format!("no gate has a mark of order {order} of user {user}"));
+            findings.add(
+                FindingId::order("nowhere", evidence.ledger.sale.id, *order),
+                format!("no gate has a mark of order {order} of user {user}"),
+            );
         }
     }
     for (n, gate) in evidence.gates.iter().enumerate() {
-        gate_agrees(evidence, n, gate, &owners, now, findings);
+        gate_matches_ledger(evidence, n, gate, &owners, now, findings);
     }
 }
 
-fn gate_agrees(
+fn gate_matches_ledger(
     evidence: &Evidence,
     n: usize,
     NodeGate { node, view, .. }: &NodeGate,
@@ -76,21 +85,24 @@ fn gate_agrees(
     let sale = &evidence.ledger.sale;
     let id = sale.id.get();
     let Some(gate) = view else {
-        // Long after its end a sale is dropped from memory: nobody is admitted any more, and orders come from the ledger.
+        // A gate evicts a sale some time after its end: nobody is admitted any more, and orders are read from the ledger.
         if sale.window.end > now {
-            findings.add(("no gate", n, id), format!("sale {id}: the gate of {node} does not have it"));
+            findings.add(
+                FindingId::sale("no gate", sale.id).on_node(n),
+                format!("sale {id}: the gate of {node} does not have it"),
+            );
         }
         return;
     };
     if gate.marks > gate.cap {
         let text = format!("sale {id}: the gate of {node} has {} marks, its cap is {}", gate.marks, gate.cap);
-        findings.add(("over cap", n, id), text);
+        findings.add(FindingId::sale("over cap", sale.id).on_node(n), text);
     }
     if gate.cap != sale.total {
         let text = format!("sale {id}: the gate's cap is {} at {node}, the ledger's total is {}", gate.cap, sale.total);
-        findings.add(("gate cap", n, id), text);
+        findings.add(FindingId::sale("gate cap", sale.id).on_node(n), text);
     }
-    if gate.agrees_with(&evidence.ledger) {
+    if gate.matches(&evidence.ledger) {
         return;
     }
     let Some(marks) = &gate.owners else {
@@ -99,33 +111,33 @@ fn gate_agrees(
             gate.marks,
             owners.len()
         );
-        return findings.add(("marks", n, id), text);
+        return findings.add(FindingId::sale("marks", sale.id).on_node(n), text);
     };
     let held: HashSet<&(UserId, OrderId)> = marks.iter().collect();
-    let rightful: HashSet<&(UserId, OrderId)> = owners.iter().collect();
-    for (user, order) in marks.iter().filter(|mark| !rightful.contains(mark)) {
+    let expected: HashSet<&(UserId, OrderId)> = owners.iter().collect();
+    for (user, order) in marks.iter().filter(|mark| !expected.contains(mark)) {
         let text =
             format!("sale {id}: the gate of {node} has a mark of user {user} for order {order}, which is not live");
-        findings.add(("mark", n, order.get()), text);
+        findings.add(FindingId::order("mark", sale.id, *order).on_node(n), text);
     }
     for (user, order) in owners.iter().filter(|owner| !held.contains(owner)) {
         let text = format!("sale {id}: the gate of {node} has no mark of the live order {order} of user {user}");
-        let key = ("no mark", n, order.get());
-        if evidence.gates.len() > 1 { findings.add_at_rest(sale.id, key, text) } else { findings.add(key, text) }
+        let id = FindingId::order("no mark", sale.id, *order).on_node(n);
+        if evidence.gates.len() > 1 { findings.add_at_rest(id, text) } else { findings.add(id, text) }
     }
 }
 
-/// Top-ups are known from the database alone: where one may have been made, the total of an earlier moment is not known otherwise.
+/// Top-ups can be read only from the database. Without them, the stock at an earlier moment is not known.
 pub(super) fn top_ups_unknown(sales: &[Evidence]) -> Option<String> {
     let edited = sales.iter().any(|sale| !sale.from_database && sale.ledger.sale.ver > 1);
     edited.then(|| format!("a sale was edited, and {}", super::NO_DATABASE))
 }
 
-pub(super) fn no_prefix_oversells(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
+pub(super) fn never_oversold(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
     let sale = &evidence.ledger.sale;
-    let apart = rules.clocks_apart;
+    let apart = rules.max_clock_skew;
     let topped_up: i64 = evidence.ledger.top_ups.iter().map(|top_up| i64::from(top_up.added)).sum();
-    // What makes room comes before what takes it, and as much earlier as clocks may be apart.
+    // Events that return stock come before those that take it, earlier by the maximum clock skew.
     let mut steps: Vec<(Timestamp, i64)> = Vec::new();
     steps.extend(evidence.ledger.top_ups.iter().map(|top_up| (top_up.at.minus(apart), i64::from(top_up.added))));
     for row in admitted(evidence) {
@@ -140,8 +152,8 @@ pub(super) fn no_prefix_oversells(evidence: &Evidence, rules: Rules, findings: &
         room += step;
         if room < 0 {
             let id = sale.id.get();
-            let text = format!("sale {id}: {} more sold than there were at {at}", -room);
-            return findings.add(("prefix", 0, id), text);
+            let text = format!("sale {id}: {} more sold than the stock at {at}", -room);
+            return findings.add(FindingId::sale("prefix", sale.id), text);
         }
     }
 }
@@ -151,34 +163,37 @@ pub(super) fn one_per_user(evidence: &Evidence, findings: &mut Findings) {
     for row in live(evidence) {
         if let Some(other) = has.insert(row.order.user, row.order.id) {
             let (sale, user, id) = (evidence.ledger.sale.id, row.order.user, row.order.id);
-            findings.add(("two", 0, id.get()), format!("sale {sale}: user {user} has {other} and {id}"));
+            findings.add(FindingId::order("two", sale, id), format!("sale {sale}: user {user} has {other} and {id}"));
         }
     }
 }
 
-pub(super) fn ids_are_of_their_time(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
+pub(super) fn ids_match_creation_time(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
     let mut seen = HashSet::new();
     for row in &evidence.ledger.orders {
         let (id, created_at) = (row.order.id, row.order.created_at);
         if !seen.insert(id) {
-            findings.add(("twice", 0, id.get()), format!("order {id} is there twice"));
+            findings.add(FindingId::order("twice", evidence.ledger.sale.id, id), format!("order {id} exists twice"));
         }
         let made_at = Snowflake::made_at(id.get());
-        if made_at > created_at.plus(rules.clocks_apart) {
+        if made_at > created_at.plus(rules.max_clock_skew) {
             findings.add(
-                ("future", 0, id.get()),
+                FindingId::order("future", evidence.ledger.sale.id, id),
                 format!("order {id} was created at {created_at} and has an id of {made_at}"),
             );
         }
     }
 }
 
-pub(super) fn inside_the_window(evidence: &Evidence, findings: &mut Findings) {
+pub(super) fn inside_window(evidence: &Evidence, findings: &mut Findings) {
     let window = evidence.ledger.sale.window;
     for row in admitted(evidence) {
         let (id, at) = (row.order.id, row.order.created_at);
         if at < window.begin || at >= window.end {
-            findings.add(("window", 0, id.get()), format!("order {id} was admitted at {at}, outside the window"));
+            findings.add(
+                FindingId::order("window", evidence.ledger.sale.id, id),
+                format!("order {id} was admitted at {at}, outside the window"),
+            );
         }
     }
 }
@@ -186,34 +201,44 @@ pub(super) fn inside_the_window(evidence: &Evidence, findings: &mut Findings) {
 pub(super) fn legal_states(evidence: &Evidence, findings: &mut Findings) {
     let sale = &evidence.ledger.sale;
     for row in &evidence.ledger.orders {
-        let (order, id) = (&row.order, row.order.id.get());
+        let (order, id) = (&row.order, row.order.id);
         if row.live != order.status.is_live() {
             let live = if row.live { "live" } else { "not live" };
-            findings.add(("live", 0, id), format!("order {id} is {} and {live}", order.status.as_str()));
+            findings.add(
+                FindingId::order("live", sale.id, id),
+                format!("order {id} is {} and {live}", order.status.as_str()),
+            );
         }
         if order.updated_at < order.created_at {
-            findings.add(("step", 0, id), format!("order {id} took its last step before it was created"));
+            findings
+                .add(FindingId::order("updated", sale.id, id), format!("order {id} was updated before it was created"));
         }
         if order.price != sale.price {
             let (price, of_sale) = (order.price.cents(), sale.price.cents());
-            findings.add(("price", 0, id), format!("order {id} has the price {price}, its sale {of_sale}"));
+            findings.add(
+                FindingId::order("price", sale.id, id),
+                format!("order {id} has the price {price}, its sale {of_sale}"),
+            );
         }
     }
 }
 
-/// With one epoch there is no older one whose writes could have been accepted.
+/// With a single epoch there are no writes of an older one.
 pub(super) fn one_epoch(sales: &[Evidence]) -> Option<String> {
     let one = sales.iter().all(|sale| sale.ledger.sale.epoch <= Epoch(1));
-    one.then(|| "no sale has had a second epoch, so there was no older write to refuse".to_owned())
+    one.then(|| "no sale has had a second epoch".to_owned())
 }
 
-pub(super) fn epochs_fence(evidence: &Evidence, findings: &mut Findings) {
+pub(super) fn epochs_are_ordered(evidence: &Evidence, findings: &mut Findings) {
     let sale = &evidence.ledger.sale;
     for row in evidence.ledger.orders.iter().filter(|row| row.epoch > sale.epoch) {
         let (id, epoch) = (row.order.id, row.epoch.0);
-        findings.add(("epoch", 0, id.get()), format!("order {id} has the epoch {epoch}, its sale {}", sale.epoch.0));
+        findings.add(
+            FindingId::order("epoch", sale.id, id),
+            format!("order {id} has the epoch {epoch}, its sale {}", sale.epoch.0),
+        );
     }
-    // An epoch is a fencing token: once a later one has sold, an earlier one must not.
+    // An epoch is a fencing token: after an order of a later epoch there must be none of an earlier one.
     let mut rows: Vec<&OrderRow> = admitted(evidence).collect();
     rows.sort_unstable_by_key(|row| (row.order.created_at, row.epoch));
     let mut highest = None;
@@ -221,42 +246,58 @@ pub(super) fn epochs_fence(evidence: &Evidence, findings: &mut Findings) {
         if highest.is_some_and(|epoch| row.epoch < epoch) {
             let (id, epoch) = (row.order.id, row.epoch.0);
             let text = format!("order {id} was made under the epoch {epoch}, after a later one");
-            findings.add(("older", 0, id.get()), text);
+            findings.add(FindingId::order("older", sale.id, id), text);
         }
         highest = highest.max(Some(row.epoch));
     }
 }
 
-/// The releases owed whose orders are dead: the next start does them.
-fn owed_for_dead(evidence: &Evidence) -> impl Iterator<Item = &OrderId> {
+/// The pending releases whose orders are no longer live: the next start performs them.
+fn releases_of_dead_orders(evidence: &Evidence) -> impl Iterator<Item = &OrderId> {
     let dead: HashSet<OrderId> =
         evidence.ledger.orders.iter().filter(|row| !row.live).map(|row| row.order.id).collect();
     evidence.ledger.pending_releases.iter().filter(move |order| dead.contains(order))
 }
 
-pub(super) fn owed_while_stopped(sales: &[Evidence]) -> Option<String> {
+pub(super) fn releases_while_stopped(sales: &[Evidence]) -> Option<String> {
     let stopped = sales.iter().filter(|sale| sale.gates.is_empty());
-    let pending_releases: usize = stopped.map(|sale| owed_for_dead(sale).count()).sum();
+    let pending_releases: usize = stopped.map(|sale| releases_of_dead_orders(sale).count()).sum();
     (pending_releases > 0)
         .then(|| format!("the system is stopped: {pending_releases} releases wait for its next start"))
 }
 
-pub(super) fn nothing_left(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
+pub(super) fn nothing_is_pending(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
     let sale = evidence.ledger.sale.id;
     for (n, gate) in evidence.gates.iter().enumerate().filter(|(_, gate)| rules.at_rest && gate.waiting > 0) {
         let text = format!("{} admitted orders wait for the ledger at {}", gate.waiting, gate.node);
-        findings.add(("waiting", n, 0), text);
+        findings.add(FindingId::sale("waiting", sale).on_node(n), text);
     }
-    let lawful: HashSet<&OrderId> = match evidence.gates.is_empty() {
-        true => owed_for_dead(evidence).collect(),
+    let expected: HashSet<&OrderId> = match evidence.gates.is_empty() {
+        true => releases_of_dead_orders(evidence).collect(),
         false => HashSet::new(),
     };
-    for order in evidence.ledger.pending_releases.iter().filter(|order| !lawful.contains(order)) {
-        let text = format!("sale {sale}: the release of order {order} is pending_releases to the gate");
-        findings.add(("pending_releases", 0, order.get()), text);
+    for order in evidence.ledger.pending_releases.iter().filter(|order| !expected.contains(order)) {
+        let text = format!("sale {sale}: the release of order {order} is pending");
+        findings.add(FindingId::order("release", sale, *order), text);
     }
     for (user, order) in &evidence.ledger.quarantine {
         let text = format!("sale {sale}: order {order} of user {user} is in quarantine");
-        findings.add(("quarantine", 0, order.get()), text);
+        findings.add(FindingId::order("quarantine", sale, *order), text);
+    }
+}
+
+/// The reason why the backlog is not checkable: the tier has neither an outbox nor a queue.
+pub(super) fn no_backlog(sales: &[Evidence]) -> Option<String> {
+    let none = sales.iter().all(|sale| sale.backlog == Backlog::default());
+    none.then(|| "this tier has neither an outbox nor a queue, or they were not read".to_owned())
+}
+
+pub(super) fn backlog_is_empty(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
+    let sale = evidence.ledger.sale.id;
+    let Backlog { outbox, queue } = evidence.backlog;
+    for (kind, depth) in [("outbox", outbox), ("queue", queue)] {
+        if let Some(depth) = depth.filter(|depth| rules.at_rest && *depth > 0) {
+            findings.add(FindingId::sale(kind, sale), format!("sale {sale}: the {kind} has {depth} orders"));
+        }
     }
 }

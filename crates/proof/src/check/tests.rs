@@ -1,4 +1,4 @@
-//! Each invariant has a violation that the check must name, and lawful cases that it must not.
+//! For each invariant: a violation that the check must report, and valid cases that it must accept.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use stampede_core::{
     VoucherId, Window, mark_digest,
 };
 
-use super::{Evidence, GateView, Line, NodeGate, Rules, Verdict, check};
-use crate::history::{Action, Attempt, Heard};
+use super::{Backlog, Evidence, GateView, Line, NodeGate, Rules, Verdict, check};
+use crate::history::{Action, Attempt, Response};
 
-/// Some time in the past, the sale's begin.
+/// The begin of the sale, in the past.
 fn begin() -> Timestamp {
     SystemClock.now().minus(Duration::from_secs(600))
 }
@@ -25,7 +25,7 @@ fn user(n: i64) -> UserId {
     UserId::new(n).unwrap()
 }
 
-/// A sale of `total` with an order each of the users 1 to `sold`, a second apart, and the history that led to it.
+/// A sale with an order of each of the users 1 to `sold`, a second apart, and the matching history.
 struct Case {
     evidence: Evidence,
     history: Vec<Attempt>,
@@ -56,8 +56,10 @@ impl Case {
             pending_releases: Vec::new(),
             top_ups: Vec::new(),
         };
-        let mut case =
-            Self { evidence: Evidence { ledger, from_database: true, gates: Vec::new() }, history: Vec::new() };
+        let mut case = Self {
+            evidence: Evidence { ledger, from_database: true, gates: Vec::new(), backlog: Backlog::default() },
+            history: Vec::new(),
+        };
         for n in 1..=sold {
             case.buy(n, n);
         }
@@ -69,14 +71,14 @@ impl Case {
         Timestamp::from_ms(self.evidence.ledger.sale.window.begin.ms() + second * 1000)
     }
 
-    /// The user's order, made at this second.
+    /// The id of the user's order, created at this second.
     fn order(&self, n: i64, second: i64) -> OrderId {
-        // Milliseconds since the maker's epoch in the upper bits, the user in the lower.
+        // Milliseconds in the upper bits, the user in the lower.
         let base = Snowflake::made_at(0).ms();
         OrderId::new(((self.at(second).ms() - base) << 22) + n).unwrap()
     }
 
-    fn attempt(&mut self, n: i64, second: i64, heard: Heard, order: Option<OrderId>) {
+    fn attempt(&mut self, n: i64, second: i64, response: Response, order: Option<OrderId>) {
         let start_us = super::history_us(self.at(second));
         let attempt = Attempt {
             action: Action::Buy,
@@ -84,7 +86,7 @@ impl Case {
             user: user(n),
             start_us,
             end_us: start_us + 1000,
-            heard,
+            response,
             order,
         };
         self.history.push(attempt);
@@ -104,12 +106,12 @@ impl Case {
         };
         self.evidence.ledger.orders.push(OrderRow { order, live: true, epoch: Epoch(1), seq: n });
         self.evidence.ledger.sale.sold += 1;
-        self.attempt(n, second, Heard::Created, Some(id));
+        self.attempt(n, second, Response::Created, Some(id));
         id
     }
 
-    /// The row of the user's only order dies at this second.
-    fn die(&mut self, n: i64, second: i64) -> OrderId {
+    /// The row of the user's only order stops being live at this second.
+    fn end(&mut self, n: i64, second: i64) -> OrderId {
         let at = self.at(second);
         let row = self.evidence.ledger.orders.iter_mut().find(|row| row.order.user == user(n) && row.live).unwrap();
         row.order.status = OrderStatus::Cancelled;
@@ -120,13 +122,13 @@ impl Case {
     }
 
     fn cancel(&mut self, n: i64, second: i64) -> OrderId {
-        let order = self.die(n, second);
-        self.attempt(n, second, Heard::Cancelled, Some(order));
+        let order = self.end(n, second);
+        self.attempt(n, second, Response::Cancelled, Some(order));
         self.history.last_mut().unwrap().action = Action::Cancel;
         order
     }
 
-    /// So many nodes whose gates hold what the ledger has.
+    /// This many nodes whose gates match the ledger.
     fn gates(&mut self, count: usize) {
         let ledger = &self.evidence.ledger;
         let owners: Vec<_> =
@@ -154,7 +156,7 @@ impl Case {
         check(std::slice::from_ref(&self.evidence), Some(&self.history), Rules::default())
     }
 
-    /// What is found, each with the number of its invariant.
+    /// The findings, each with the number of its invariant.
     fn found(&self) -> Vec<(u8, String)> {
         let mut found = Vec::new();
         for line in self.lines() {
@@ -188,7 +190,7 @@ fn broken(change: impl FnOnce(&mut Case)) -> Case {
 }
 
 #[test]
-fn counts_that_differ_from_the_rows() {
+fn detects_counts_that_differ_from_the_rows() {
     broken(|case| case.evidence.ledger.sale.sold = 3).violates(1, "sold is 3, live rows are 4");
     broken(|case| case.evidence.ledger.sale.cap = 4).violates(1, "cap is 4, total is 5");
     let oversold = broken(|case| {
@@ -198,11 +200,11 @@ fn counts_that_differ_from_the_rows() {
         case.gates(1);
     });
     oversold.violates(1, "6 live rows of 5");
-    oversold.violates(2, "1 more sold than there were");
+    oversold.violates(2, "1 more sold than the stock");
 }
 
 #[test]
-fn a_gate_that_differs_from_the_rows() {
+fn detects_a_gate_that_differs_from_the_rows() {
     let gate = |case: &mut Case, change: fn(&mut GateView)| change(case.evidence.gates[0].view.as_mut().unwrap());
     broken(|case| gate(case, |view| view.cap = 9)).violates(1, "the gate's cap is 9");
     broken(|case| case.evidence.gates[0].view = None).violates(1, "does not have it");
@@ -218,7 +220,7 @@ fn a_gate_that_differs_from_the_rows() {
 }
 
 #[test]
-fn a_sale_that_is_over_needs_no_gate() {
+fn ended_sale_needs_no_gate() {
     let mut case = Case::sold(5, 4);
     case.evidence.ledger.sale.window.end = case.at(300);
     case.evidence.gates[0].view = None;
@@ -226,7 +228,7 @@ fn a_sale_that_is_over_needs_no_gate() {
 }
 
 #[test]
-fn every_node_is_compared() {
+fn gates_of_all_nodes_are_compared() {
     let mut case = Case::sold(5, 4);
     case.gates(3);
     case.holds();
@@ -242,37 +244,37 @@ fn every_node_is_compared() {
 }
 
 #[test]
-fn a_top_up_neither_looks_like_an_oversell_nor_hides_one() {
-    let mut lawful = Case::sold(2, 2);
-    lawful.top_up(20, 2);
-    lawful.buy(3, 21);
-    lawful.buy(4, 22);
-    lawful.attempt(5, 15, Heard::SoldOut, None);
-    lawful.gates(1);
-    lawful.holds();
+fn top_up_is_neither_reported_as_oversell_nor_hides_one() {
+    let mut valid = Case::sold(2, 2);
+    valid.top_up(20, 2);
+    valid.buy(3, 21);
+    valid.buy(4, 22);
+    valid.attempt(5, 15, Response::SoldOut, None);
+    valid.gates(1);
+    valid.holds();
 
     let mut hidden = Case::sold(2, 3);
     hidden.top_up(20, 1);
     hidden.gates(1);
-    hidden.violates(2, "1 more sold than there were");
+    hidden.violates(2, "1 more sold than the stock");
 
     let mut late = Case::sold(2, 2);
     late.top_up(20, 2);
     late.gates(1);
-    late.attempt(5, 60, Heard::SoldOut, None);
-    late.violates(6, "told sold out when at most 2 of 4 were gone");
+    late.attempt(5, 60, Response::SoldOut, None);
+    late.violates(6, "got sold out when at most 2 of 4 were sold");
 }
 
 #[test]
-fn two_live_orders_of_a_user() {
+fn detects_two_live_orders_of_a_user() {
     broken(|case| _ = case.buy(1, 9)).violates(3, "user 1 has");
 }
 
 #[test]
-fn a_yes_without_its_row() {
+fn detects_a_confirmation_without_a_row() {
     broken(|case| _ = case.evidence.ledger.orders.pop()).violates(4, "lost: order");
-    broken(|case| case.history[0].order = None).violates(4, "a yes without an order");
-    broken(|case| case.history[0].heard = Heard::Wrong).violates(4, "an answer that nobody should get");
+    broken(|case| case.history[0].order = None).violates(4, "a confirmation without an order");
+    broken(|case| case.history[0].response = Response::Wrong).violates(4, "an invalid response");
     broken(|case| case.evidence.ledger.orders[0].order.user = user(9)).violates(4, "belongs to 9");
     let rejected = broken(|case| {
         let row = &mut case.evidence.ledger.orders[0];
@@ -282,13 +284,13 @@ fn a_yes_without_its_row() {
 }
 
 #[test]
-fn a_confirmed_order_lives_unless_its_buyer_cancelled_it() {
-    broken(|case| _ = case.die(1, 50)).violates(4, "nobody asked for that");
+fn confirmed_order_stays_live_unless_its_buyer_cancels_it() {
+    broken(|case| _ = case.end(1, 50)).violates(4, "without a request");
     let mut asked = Case::sold(5, 4);
     asked.cancel(1, 50);
     asked.gates(1);
     asked.holds();
-    // Who cancelled may buy again.
+    // The buyer may buy again after a cancellation.
     asked.buy(1, 60);
     asked.gates(1);
     asked.holds();
@@ -301,120 +303,122 @@ fn a_confirmed_order_lives_unless_its_buyer_cancelled_it() {
     undone.violates(4, "was cancelled and is still live");
     let refused = broken(|case| {
         let order = case.history[0].order;
-        case.attempt(1, 50, Heard::IllegalStep, order);
+        case.attempt(1, 50, Response::IllegalStep, order);
         case.history.last_mut().unwrap().action = Action::Cancel;
     });
     refused.violates(4, "cannot be cancelled");
 }
 
 #[test]
-fn a_yes_that_names_a_dead_order() {
+fn detects_a_confirmation_of_a_cancelled_order() {
     let named = broken(|case| {
         let order = case.cancel(1, 50);
         case.gates(1);
-        case.attempt(1, 60, Heard::Already, Some(order));
+        case.attempt(1, 60, Response::Already, Some(order));
     });
     named.violates(4, "after it had been cancelled");
 }
 
 #[test]
-fn a_refusal_of_a_user_who_has_an_order() {
-    broken(|case| case.attempt(1, 50, Heard::SoldOut, None)).violates(4, "was refused with sold_out");
+fn detects_a_refusal_of_a_user_with_an_order() {
+    broken(|case| case.attempt(1, 50, Response::SoldOut, None)).violates(4, "was refused with sold_out");
 }
 
 #[test]
-fn an_attempt_at_a_sale_that_is_not_there() {
+fn detects_attempts_at_a_sale_that_does_not_exist() {
     let case = Case::sold(5, 4);
     let lines = check(&[], Some(&case.history), Rules::default());
     let four = lines.iter().find(|line| line.invariant == 4).unwrap();
     assert!(four.to_string().contains("which the ledger does not have"), "{four}");
-    // Who was told that there is no such sale was told the truth.
+    // The refusal no_such_sale is correct.
     let refused: Vec<Attempt> =
-        case.history.iter().map(|attempt| Attempt { heard: Heard::NoSuchSale, ..*attempt }).collect();
+        case.history.iter().map(|attempt| Attempt { response: Response::NoSuchSale, ..*attempt }).collect();
     assert!(!check(&[], Some(&refused), Rules::default()).iter().any(Line::failed));
 }
 
 #[test]
-fn nothing_to_look_at_is_not_checkable() {
+fn no_evidence_is_not_checkable() {
     assert!(!check(&[], None, Rules::default()).iter().any(Line::checked));
     assert!(!check(&[], Some(&[]), Rules::default()).iter().any(Line::checked));
 }
 
 #[test]
-fn a_row_without_its_attempt() {
-    broken(|case| case.history[0].heard = Heard::SoldOut).violates(5, "unexpected: order");
-    // Without an answer there may be a row.
+fn detects_a_row_without_an_attempt() {
+    broken(|case| case.history[0].response = Response::SoldOut).violates(5, "unexpected: order");
+    // An attempt without a response may have a row.
     let mut unanswered = Case::sold(5, 4);
-    (unanswered.history[0].heard, unanswered.history[0].order) = (Heard::Unknown, None);
+    (unanswered.history[0].response, unanswered.history[0].order) = (Response::Unknown, None);
     unanswered.holds();
 }
 
 #[test]
-fn sold_out_while_there_was_stock() {
-    broken(|case| case.attempt(9, 50, Heard::SoldOut, None)).violates(6, "at most 4 of 5 were gone");
+fn detects_sold_out_while_there_is_stock() {
+    broken(|case| case.attempt(9, 50, Response::SoldOut, None)).violates(6, "at most 4 of 5 were sold");
     let mut gone = Case::sold(4, 4);
-    gone.attempt(9, 50, Heard::SoldOut, None);
+    gone.attempt(9, 50, Response::SoldOut, None);
     gone.holds();
-    // What was given back long ago is there to be sold.
+    // Stock that was returned long before must be for sale.
     gone.cancel(1, 60);
     gone.gates(1);
-    gone.attempt(9, 61, Heard::SoldOut, None);
+    gone.attempt(9, 61, Response::SoldOut, None);
     gone.holds();
-    gone.attempt(9, 90, Heard::SoldOut, None);
-    gone.violates(6, "at most 3 of 4 were gone");
+    gone.attempt(9, 90, Response::SoldOut, None);
+    gone.violates(6, "at most 3 of 4 were sold");
 }
 
 #[test]
-fn refusals_that_are_not_true() {
-    for heard in [Heard::NotStarted, Heard::Ended, Heard::Paused, Heard::NoSuchSale, Heard::Unauthorized] {
-        broken(|case| case.attempt(9, 50, heard, None)).violates(6, heard.as_str());
+fn detects_incorrect_refusals() {
+    for response in
+        [Response::NotStarted, Response::Ended, Response::Paused, Response::NoSuchSale, Response::Unauthorized]
+    {
+        broken(|case| case.attempt(9, 50, response, None)).violates(6, response.as_str());
     }
     let mut paused = Case::sold(5, 4);
     paused.evidence.ledger.sale.ver += 2;
-    paused.attempt(9, 50, Heard::Paused, None);
+    paused.attempt(9, 50, Response::Paused, None);
     paused.holds();
     let mut early = Case::sold(5, 4);
-    early.attempt(9, -5, Heard::NotStarted, None);
+    early.attempt(9, -5, Response::NotStarted, None);
     early.holds();
     let mut ended = Case::sold(5, 4);
     ended.evidence.ledger.sale.status = SaleStatus::Ended;
-    ended.attempt(9, 50, Heard::Ended, None);
+    ended.attempt(9, 50, Response::Ended, None);
     ended.holds();
-    // What a limit has refused cannot be judged, and that is said.
+    // Refusals by a rate limit are reported as not checkable.
     let mut limited = Case::sold(5, 4);
-    limited.attempt(9, 50, Heard::TooManyRequests, None);
+    limited.attempt(9, 50, Response::TooManyRequests, None);
     limited.holds();
-    let told = limited.lines().iter().map(ToString::to_string).collect::<String>();
-    assert!(told.contains("1 answers of too_many_requests cannot be judged"), "{told}");
+    let text = limited.lines().iter().map(ToString::to_string).collect::<String>();
+    assert!(text.contains("1 responses with too_many_requests cannot be checked"), "{text}");
 }
 
 #[test]
-fn ids_that_repeat_or_fall_or_are_of_the_future() {
+fn detects_ids_that_repeat_decrease_or_are_in_the_future() {
     broken(|case| {
         let row = case.evidence.ledger.orders[0].clone();
         case.evidence.ledger.orders.push(row);
     })
-    .violates(7, "is there twice");
+    .violates(7, "exists twice");
     broken(|case| {
         let order = case.history[0].order;
-        case.attempt(9, 50, Heard::Created, order);
+        case.attempt(9, 50, Response::Created, order);
     })
-    .violates(7, "was told to user 1 and to user 9");
+    .violates(7, "was confirmed to user 1 and to user 9");
     broken(|case| {
         let order = case.order(9, 0);
-        case.attempt(9, 50, Heard::Created, Some(order));
+        case.attempt(9, 50, Response::Created, Some(order));
     })
-    .violates(7, "by the same maker");
+    .violates(7, "by the same worker");
     broken(|case| case.evidence.ledger.orders[0].order.created_at = case.at(-60)).violates(7, "has an id of");
 }
 
 #[test]
-fn an_order_outside_the_window() {
+fn detects_an_order_outside_the_window() {
     broken(|case| case.evidence.ledger.sale.window.end = case.at(3)).violates(8, "outside the window");
 }
 
 #[test]
-fn steps_and_epochs_are_judged_only_if_there_were_any() {
+fn transitions_and_epochs_are_checked_only_if_there_are_any() {
     let case = Case::sold(5, 4);
     for invariant in [9, 10] {
         assert!(case.lines().iter().filter(|line| line.invariant == invariant).all(|line| !line.checked()));
@@ -437,15 +441,15 @@ fn steps_and_epochs_are_judged_only_if_there_were_any() {
 }
 
 #[test]
-fn what_is_left_over() {
-    let pending_releases = |case: &mut Case| {
+fn detects_pending_work() {
+    let release_pending = |case: &mut Case| {
         let order = case.cancel(1, 50);
         case.gates(1);
         case.evidence.ledger.pending_releases.push(order);
     };
-    broken(pending_releases).violates(11, "is pending_releases to the gate");
-    // A stopped system cannot release it before it starts again.
-    let mut stopped = broken(pending_releases);
+    broken(release_pending).violates(11, "is pending");
+    // A stopped system performs the release at its next start.
+    let mut stopped = broken(release_pending);
     stopped.evidence.gates.clear();
     stopped.holds();
     assert!(stopped.lines().iter().any(|line| line.to_string().contains("1 releases wait for its next start")));
@@ -454,7 +458,7 @@ fn what_is_left_over() {
         case.evidence.ledger.pending_releases.push(order);
         case.evidence.gates.clear();
     });
-    never.violates(11, "is pending_releases to the gate");
+    never.violates(11, "is pending");
     broken(|case| case.evidence.ledger.quarantine.push((user(9), case.order(9, 9)))).violates(11, "is in quarantine");
 
     let mut waiting = Case::sold(5, 4);
@@ -463,4 +467,18 @@ fn what_is_left_over() {
     let at_rest = Rules { at_rest: true, ..Rules::default() };
     let lines = check(std::slice::from_ref(&waiting.evidence), None, at_rest);
     assert!(lines.iter().any(|line| line.to_string().contains("3 admitted orders wait")), "{lines:?}");
+}
+
+#[test]
+fn backlog_is_checked_where_the_tier_has_one() {
+    let line = |case: &Case| {
+        let at_rest = Rules { at_rest: true, ..Rules::default() };
+        check(std::slice::from_ref(&case.evidence), None, at_rest).pop().unwrap()
+    };
+    let mut case = Case::sold(5, 4);
+    assert!(!line(&case).checked());
+    case.evidence.backlog.queue = Some(0);
+    assert!(line(&case).checked() && !line(&case).failed());
+    case.evidence.backlog = Backlog { outbox: Some(2), queue: Some(0) };
+    assert!(line(&case).to_string().contains("the outbox has 2 orders"));
 }

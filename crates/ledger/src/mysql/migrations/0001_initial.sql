@@ -1,9 +1,9 @@
--- The ledger is the last fence. What these tables promise, whatever the gate believes:
+-- The invariants that these tables enforce, independent of the gate:
 --   * an order id exists once                         orders.id PRIMARY KEY
---   * one live order per person and sale              UNIQUE (sale_id, user_id, live), live = 1 or NULL
---   * never more sold than there are                  CHECK (sold <= total)
+--   * one live order per user and sale                UNIQUE (sale_id, user_id, live), live = 1 or NULL
+--   * never more sold than the stock                  CHECK (sold <= total)
 --   * one sale per voucher                            UNIQUE (voucher_id)
--- Times are milliseconds since 1970 UTC, money is cents.
+-- Times are in milliseconds since the Unix epoch, money is in cents.
 
 CREATE TABLE shop_type (
     id   BIGINT PRIMARY KEY,
@@ -18,14 +18,14 @@ CREATE TABLE shop (
     id      BIGINT PRIMARY KEY,
     type_id BIGINT NOT NULL,
     name    VARCHAR(128) NOT NULL,
-    -- In lower case, as it is searched; a character may become two.
+    -- In lower case, for searches; a character may become two.
     folded_name VARCHAR(256) NOT NULL,
     address VARCHAR(255) NOT NULL,
     FOREIGN KEY (type_id) REFERENCES shop_type (id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- The pieces of one, two and three characters of every shop's folded name: searching for a part of a name reads these.
--- Bytes, because MySQL's texts are equal if they differ in spaces at the end alone.
+-- The n-grams of one, two and three characters of every shop's folded name, for searches for a part of a name.
+-- Binary, because MySQL ignores trailing spaces when it compares texts.
 CREATE TABLE shop_gram (
     gram    VARBINARY(12) NOT NULL,
     shop_id BIGINT NOT NULL,
@@ -59,10 +59,10 @@ CREATE TABLE sale (
     total       BIGINT NOT NULL CHECK (total >= 0),
     cap         BIGINT NOT NULL CHECK (cap >= 0),
     sold        BIGINT NOT NULL DEFAULT 0,
-    released    BIGINT NOT NULL DEFAULT 0, -- orders that were live and died, ever: others see by it that marks changed
+    released    BIGINT NOT NULL DEFAULT 0, -- number of released orders: other nodes detect by it that marks have changed
     epoch       BIGINT NOT NULL DEFAULT 1,
     ver         BIGINT NOT NULL DEFAULT 1,
-    -- The orders of users up to this id are in orders_by_user: -1 none, the largest number all.
+    -- The orders of users up to this id are in orders_by_user: -1 none, the maximum all.
     orders_indexed_to BIGINT NOT NULL DEFAULT -1,
     created_at  BIGINT NOT NULL,
     FOREIGN KEY (voucher_id) REFERENCES voucher (id),
@@ -90,14 +90,14 @@ CREATE TABLE orders (
     CHECK ((live IS NOT NULL) = (status IN ('pending', 'unpaid', 'paid', 'redeemed')))
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Marks that must still be released in the gate: written with the order's death, deleted after the release.
+-- Marks that must still be released in the gate: inserted with the cancellation, deleted after the release.
 CREATE TABLE pending_releases (
     order_id BIGINT PRIMARY KEY,
     sale_id  BIGINT NOT NULL,
     user_id  BIGINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Orders that cannot be recorded for a reason of their own. Their stock stays taken until an operator retries or discards them.
+-- Orders whose data the database rejects. Their stock stays reserved until an operator retries or discards them.
 CREATE TABLE quarantine (
     order_id       BIGINT PRIMARY KEY,
     sale_id        BIGINT NOT NULL,
@@ -111,15 +111,15 @@ CREATE TABLE quarantine (
 
 CREATE INDEX quarantine_by_sale ON quarantine (sale_id);
 
--- The orders of each user, for sales whose orders were copied here (sale.orders_indexed_to). An index on orders itself would cost
--- every order more than half of its insert, so the copy is made after the sale.
+-- The orders of each user, for sales whose orders were copied here (sale.orders_indexed_to). An index on orders would make every insert more
+-- than half as expensive again, so the copy is made after the sale.
 CREATE TABLE orders_by_user (
     user_id  BIGINT NOT NULL,
     order_id BIGINT NOT NULL,
     PRIMARY KEY (user_id, order_id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- A top-up is added once, however often it is sent.
+-- A top-up is applied once, even if its request is repeated.
 CREATE TABLE top_up (
     request_id VARCHAR(64) PRIMARY KEY,
     sale_id    BIGINT NOT NULL,
@@ -128,7 +128,7 @@ CREATE TABLE top_up (
     FOREIGN KEY (sale_id) REFERENCES sale (id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Ids never repeat: the time ranges granted for one worker do not overlap.
+-- Ids are unique: the time ranges granted for one worker do not overlap.
 CREATE TABLE worker_lease (
     worker   BIGINT PRIMARY KEY CHECK (worker BETWEEN 0 AND 1023),
     holder   VARCHAR(64) NOT NULL,
@@ -136,15 +136,15 @@ CREATE TABLE worker_lease (
     until_ms BIGINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Who buys. One user per phone; a login code belongs to one phone and one request, and is used once; a session can be ended at any
--- moment, and a disabled account has none.
+-- Users. One user per phone; a login code belongs to one phone and one request, and is used once; a session can be ended at any time, and a
+-- disabled account has none.
 
 CREATE TABLE secret (
     name  VARCHAR(128) PRIMARY KEY,
     value VARBINARY(255) NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Whoever leases a worker number locks this row first, so that they come one after the other.
+-- Every lease of a worker number locks this row first, so that they are serialized.
 INSERT INTO secret (name, value) VALUES ('lease_lock', '');
 
 CREATE TABLE person (
@@ -155,21 +155,21 @@ CREATE TABLE person (
     disabled   BIGINT NOT NULL DEFAULT 0 CHECK (disabled = 0 OR disabled = 1)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- A phone that codes were sent to. Every transaction about its challenges locks this row first.
+-- A phone to which codes were sent. Every transaction about its challenges locks this row first.
 CREATE TABLE login_phone (
     phone    VARCHAR(16) PRIMARY KEY,
-    failures BIGINT NOT NULL, -- tries since the last login, over all challenges
+    failures BIGINT NOT NULL, -- failed attempts since the last login, over all challenges
     used_at  BIGINT NOT NULL
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE INDEX login_phone_by_use ON login_phone (used_at);
 
--- A login code that was sent. Its tries are its own: guesses at one challenge do not touch another.
+-- A login code that was sent. Attempts are counted per challenge: guesses at one do not affect another.
 CREATE TABLE login_challenge (
     id         BINARY(16) PRIMARY KEY,
     phone      VARCHAR(16) NOT NULL,
-    address    VARCHAR(45) NOT NULL, -- that requested it; of IPv6 the first 64 bits
-    code_mac       VARBINARY(64) NOT NULL,
+    address    VARCHAR(45) NOT NULL, -- of the request; the first 64 bits of IPv6
+    code_mac   VARBINARY(64) NOT NULL,
     digits     BIGINT NOT NULL,
     tries      BIGINT NOT NULL,
     created_at BIGINT NOT NULL,
@@ -191,8 +191,8 @@ CREATE INDEX session_by_expiry ON session (expires_at);
 
 CREATE INDEX session_by_user ON session (user_id);
 
--- Every change by an administrator: a row `asked` before it is made, and a row with its outcome after it. Both have the same
--- action_id: the id of the row `asked`. detail is JSON: what was asked for, or what was changed from what to what.
+-- Every change by an administrator: a row `asked` before it, and a row with the outcome after it. Both have the same action_id: the id of the
+-- row `asked`. detail is JSON: the request, or the changes with old and new values.
 
 CREATE TABLE audit (
     id         BIGINT PRIMARY KEY,
@@ -209,5 +209,5 @@ CREATE TABLE audit (
 CREATE INDEX audit_action ON audit (action_id);
 CREATE INDEX audit_target ON audit (target, action_id);
 
--- Rows are only ever added: audit_triggers.rs makes the triggers that refuse UPDATE and DELETE, because a server with a binary log
--- lets only some accounts create triggers, and a migration that fails halfway cannot be run again.
+-- Rows are only inserted: audit_triggers.rs creates the triggers that reject UPDATE and DELETE, because a server with a binary log allows only
+-- some accounts to create triggers, and a failed migration cannot be repeated.

@@ -1,9 +1,9 @@
--- The ledger is the last fence. What these tables promise, whatever the gate believes:
+-- The invariants that these tables enforce, independent of the gate:
 --   * an order id exists once                         orders.id PRIMARY KEY
---   * one live order per person and sale              UNIQUE (sale_id, user_id, live), live = 1 or NULL
---   * never more sold than there are                  CHECK (sold <= total)
+--   * one live order per user and sale                UNIQUE (sale_id, user_id, live), live = 1 or NULL
+--   * never more sold than the stock                  CHECK (sold <= total)
 --   * one sale per voucher                            UNIQUE (voucher_id)
--- Times are milliseconds since 1970 UTC, money is cents.
+-- Times are in milliseconds since the Unix epoch, money is in cents.
 
 CREATE TABLE shop_type (
     id   INTEGER PRIMARY KEY,
@@ -18,12 +18,12 @@ CREATE TABLE shop (
     id      INTEGER PRIMARY KEY,
     type_id INTEGER NOT NULL REFERENCES shop_type (id),
     name    TEXT    NOT NULL,
-    -- In lower case, as it is searched.
+    -- In lower case, for searches.
     folded_name TEXT NOT NULL,
     address TEXT    NOT NULL
 ) STRICT;
 
--- The pieces of one, two and three characters of every shop's folded name: searching for a part of a name reads these.
+-- The n-grams of one, two and three characters of every shop's folded name, for searches for a part of a name.
 CREATE TABLE shop_gram (
     gram    TEXT    NOT NULL,
     shop_id INTEGER NOT NULL,
@@ -56,10 +56,10 @@ CREATE TABLE sale (
     total       INTEGER NOT NULL CHECK (total >= 0),
     cap         INTEGER NOT NULL CHECK (cap >= 0),
     sold        INTEGER NOT NULL DEFAULT 0,
-    released    INTEGER NOT NULL DEFAULT 0, -- orders that were live and died, ever: others see by it that marks changed
+    released    INTEGER NOT NULL DEFAULT 0, -- number of released orders: other nodes detect by it that marks have changed
     epoch       INTEGER NOT NULL DEFAULT 1,
     ver         INTEGER NOT NULL DEFAULT 1,
-    -- The orders of users up to this id are in orders_by_user: -1 none, the largest number all.
+    -- The orders of users up to this id are in orders_by_user: -1 none, the maximum all.
     orders_indexed_to INTEGER NOT NULL DEFAULT -1,
     created_at  INTEGER NOT NULL,
     CHECK (end_at > begin_at),
@@ -83,18 +83,18 @@ CREATE TABLE orders (
     created_at  INTEGER NOT NULL,
     updated_at  INTEGER NOT NULL,
     UNIQUE (sale_id, user_id, live),
-    -- Not `status IN (…)`: SQLite builds a table of the four words at every insert for that.
+    -- Not `status IN (…)`: SQLite would build a temporary table of the values at every insert.
     CHECK ((live IS NOT NULL) = (status = 'unpaid' OR status = 'paid' OR status = 'redeemed' OR status = 'pending'))
 ) STRICT;
 
--- Marks that must still be released in the gate: written with the order's death, deleted after the release.
+-- Marks that must still be released in the gate: inserted with the cancellation, deleted after the release.
 CREATE TABLE pending_releases (
     order_id INTEGER PRIMARY KEY,
     sale_id  INTEGER NOT NULL,
     user_id  INTEGER NOT NULL
 ) STRICT;
 
--- Orders that cannot be recorded for a reason of their own. Their stock stays taken until an operator retries or discards them.
+-- Orders whose data the database rejects. Their stock stays reserved until an operator retries or discards them.
 CREATE TABLE quarantine (
     order_id       INTEGER PRIMARY KEY,
     sale_id        INTEGER NOT NULL,
@@ -108,15 +108,15 @@ CREATE TABLE quarantine (
 
 CREATE INDEX quarantine_by_sale ON quarantine (sale_id);
 
--- The orders of each user, for sales whose orders were copied here (sale.orders_indexed_to). An index on orders itself would cost
--- every order more than half of its insert, so the copy is made after the sale.
+-- The orders of each user, for sales whose orders were copied here (sale.orders_indexed_to). An index on orders would make every insert more
+-- than half as expensive again, so the copy is made after the sale.
 CREATE TABLE orders_by_user (
     user_id  INTEGER NOT NULL,
     order_id INTEGER NOT NULL,
     PRIMARY KEY (user_id, order_id)
 ) STRICT, WITHOUT ROWID;
 
--- A top-up is added once, however often it is sent.
+-- A top-up is applied once, even if its request is repeated.
 CREATE TABLE top_up (
     request_id TEXT    PRIMARY KEY,
     sale_id    INTEGER NOT NULL REFERENCES sale (id),
@@ -124,7 +124,7 @@ CREATE TABLE top_up (
     at         INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Ids never repeat: the time ranges granted for one worker do not overlap.
+-- Ids are unique: the time ranges granted for one worker do not overlap.
 CREATE TABLE worker_lease (
     worker   INTEGER PRIMARY KEY CHECK (worker BETWEEN 0 AND 1023),
     holder   TEXT    NOT NULL,
@@ -132,15 +132,15 @@ CREATE TABLE worker_lease (
     until_ms INTEGER NOT NULL
 ) STRICT;
 
--- Who buys. One user per phone; a login code belongs to one phone and one request, and is used once; a session can be ended at any
--- moment, and a disabled account has none.
+-- Users. One user per phone; a login code belongs to one phone and one request, and is used once; a session can be ended at any time, and a
+-- disabled account has none.
 
 CREATE TABLE secret (
     name  TEXT PRIMARY KEY,
     value BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Whoever leases a worker number locks this row first, so that they come one after the other.
+-- Every lease of a worker number locks this row first, so that they are serialized.
 INSERT INTO secret (name, value) VALUES ('lease_lock', x'');
 
 CREATE TABLE person (
@@ -151,21 +151,21 @@ CREATE TABLE person (
     disabled   INTEGER NOT NULL DEFAULT 0 CHECK (disabled = 0 OR disabled = 1)
 ) STRICT;
 
--- A phone that codes were sent to. Every transaction about its challenges locks this row first.
+-- A phone to which codes were sent. Every transaction about its challenges locks this row first.
 CREATE TABLE login_phone (
     phone    TEXT PRIMARY KEY,
-    failures INTEGER NOT NULL, -- tries since the last login, over all challenges
+    failures INTEGER NOT NULL, -- failed attempts since the last login, over all challenges
     used_at  INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX login_phone_by_use ON login_phone (used_at);
 
--- A login code that was sent. Its tries are its own: guesses at one challenge do not touch another.
+-- A login code that was sent. Attempts are counted per challenge: guesses at one do not affect another.
 CREATE TABLE login_challenge (
     id         BLOB PRIMARY KEY,
     phone      TEXT NOT NULL,
-    address    TEXT NOT NULL, -- that requested it; of IPv6 the first 64 bits
-    code_mac       BLOB NOT NULL,
+    address    TEXT NOT NULL, -- of the request; the first 64 bits of IPv6
+    code_mac   BLOB NOT NULL,
     digits     INTEGER NOT NULL,
     tries      INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
@@ -187,8 +187,8 @@ CREATE INDEX session_by_expiry ON session (expires_at);
 
 CREATE INDEX session_by_user ON session (user_id);
 
--- Every change by an administrator: a row `asked` before it is made, and a row with its outcome after it. Both have the same
--- action_id: the id of the row `asked`. detail is JSON: what was asked for, or what was changed from what to what.
+-- Every change by an administrator: a row `asked` before it, and a row with the outcome after it. Both have the same action_id: the id of the
+-- row `asked`. detail is JSON: the request, or the changes with old and new values.
 
 CREATE TABLE audit (
     id         INTEGER PRIMARY KEY,
@@ -205,7 +205,7 @@ CREATE TABLE audit (
 CREATE INDEX audit_action ON audit (action_id);
 CREATE INDEX audit_target ON audit (target, action_id);
 
--- Rows are only ever added. A row with an id that is taken is left out, also by INSERT OR REPLACE, which fires no DELETE trigger.
+-- Rows are only inserted. A row with an existing id is ignored, also with INSERT OR REPLACE, which fires no DELETE trigger.
 CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit log cannot be changed'); END;
 CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit

@@ -1,4 +1,4 @@
-//! The part of the suite about people: challenges, sessions, accounts.
+//! The part of the suite about users: challenges, sessions, accounts.
 
 use stampede_core::ports::{Challenge, ChallengeId, Disabled, LogInOutcome, Session, SessionId, WhichChallenge};
 
@@ -19,7 +19,7 @@ fn challenge(n: u8, phone: &Phone, from: u8, at: Timestamp) -> Challenge {
     }
 }
 
-pub async fn challenge_is_tried_few_times_and_used_once(stores: &Stores) {
+pub async fn challenge_has_limited_attempts_and_is_used_once(stores: &Stores) {
     let accounts = &stores.accounts;
     let phone = Phone::parse("13800138000").unwrap();
     let (mine, guessers) = (challenge(1, &phone, 1, NOW), challenge(2, &phone, 2, NOW));
@@ -93,7 +93,7 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
     }
     assert_eq!(live, [1, 26, 27, 28, 29], "one address does not push out another's");
 
-    // What has expired is forgotten. The failures stay for a month, and until a login if they have made the codes longer.
+    // Expired challenges are deleted. Failures are kept for a month, or until a login if they have made the codes longer.
     assert_eq!(accounts.forget_expired(NOW).await.unwrap(), 0);
     let later = NOW.plus(IN_FIVE_MINUTES * 2);
     assert_eq!(accounts.forget_expired(later).await.unwrap(), 5);
@@ -113,7 +113,7 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), LONG_CODES_AFTER);
 }
 
-/// Opens a session by a code, as the user of the phone or else as this one.
+/// Opens a session with a code for the user of the phone, or for this user if there is none.
 async fn open_session(
     stores: &Stores,
     user: &User,
@@ -127,7 +127,7 @@ async fn open_session(
     accounts.log_in(challenge.id, user, SessionId([n; 16]), expires_at, 3, created_at).await.unwrap()
 }
 
-pub async fn sessions_slide_and_end(stores: &Stores) {
+pub async fn sessions_are_extended_and_ended(stores: &Stores) {
     let accounts = &stores.accounts;
     let phone = Phone::parse("13800138001").unwrap();
     let soon = NOW.plus(Duration::from_secs(60));
@@ -152,7 +152,7 @@ pub async fn sessions_slide_and_end(stores: &Stores) {
     accounts.touch_sessions(&[later]).await.unwrap();
     assert_eq!(accounts.session(id, NOW).await.unwrap(), None, "an ended session is not revived");
 
-    // At most three; those that have expired do not count.
+    // At most three; expired ones do not count.
     let mut ended = Vec::new();
     for (n, expires_at) in (10..16).zip([NOW, soon, soon, soon, soon, soon]) {
         let created_at = NOW.plus(Duration::from_millis(n.into()));

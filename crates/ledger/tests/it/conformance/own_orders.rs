@@ -1,4 +1,4 @@
-//! A user's own orders: cancelling and listing them.
+//! The orders of a user: cancelling and listing.
 
 use super::*;
 
@@ -12,7 +12,7 @@ async fn another_sale(stores: &Stores, n: i64) -> SaleId {
     sale
 }
 
-pub async fn a_cancellation_is_never_older_than_its_order(stores: &Stores) {
+pub async fn cancellation_is_never_older_than_its_order(stores: &Stores) {
     let sale = sale_of(stores, 1).await;
     record(stores, sale, &[(1, 1)]).await;
     let made = stores.ledger.order(order(1)).await.unwrap().unwrap();
@@ -49,7 +49,7 @@ pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {
         ids
     };
     assert!(!ledger.index_orders(NOW.minus(Duration::from_secs(7 * 86_400)), 3).await.unwrap(), "none is over");
-    // Steps smaller than a user's orders in a sale, too; between any two of them the list is whole.
+    // Steps may be smaller than the number of a user's orders; between any two of them the list is complete.
     let over = ledger.sale(sales[2]).await.unwrap().unwrap().window.end.plus(Duration::from_millis(1));
     let mut steps = 0;
     while ledger.index_orders(over, 1 + steps % 3).await.unwrap() {
@@ -60,7 +60,7 @@ pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {
         }
     }
     assert!(steps >= 6, "{steps}");
-    // What is recorded afterwards is found as well.
+    // Orders that are recorded afterwards are found as well.
     assert_eq!(record(stores, sales[1], &[(500, 1), (501, 9)]).await, [RecordOutcome::Inserted; 2]);
     assert_eq!(list(9).await, [501]);
     assert_eq!(list(1).await.first(), Some(&500));

@@ -29,7 +29,7 @@ pub async fn quarantined_orders_keep_their_mark_until_an_operator_acts(stores: &
     assert_eq!(ledger.quarantined(Some(order(3)), 10).await.unwrap().len(), 1);
     assert_eq!(ledger.quarantined_order(order(3)).await.unwrap().as_ref(), listed.first());
 
-    // A late duplicate of the message changes nothing, and takes no other order with it.
+    // A late duplicate changes nothing and does not affect other orders.
     assert_eq!(record(stores, sale, &[(2, 2), (4, 4)]).await, [RecordOutcome::Quarantined, RecordOutcome::Inserted]);
     let refused = record(stores, sale, &[(2, 9)]).await;
     assert_eq!(refused, [RecordOutcome::IdCollision], "an id in quarantine is another's");

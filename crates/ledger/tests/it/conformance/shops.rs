@@ -1,4 +1,4 @@
-//! What every ledger must do with shops and vouchers.
+//! The part of the suite about shops and vouchers.
 
 use stampede_core::ports::Stores;
 use stampede_core::ports::{CreateOutcome, ReplaceOutcome, ShopFilter};
@@ -78,8 +78,8 @@ pub async fn shops_are_searched_and_edited(stores: &Stores) {
     assert_eq!(listed, [voucher(2, "zwei", false), voucher(1, "one", true)]);
 }
 
-/// A thousand shops have what is looked for, piece by piece, but not as a whole: the page ends before them, and says where to go on.
-pub async fn a_search_looks_at_so_many_shops_and_no_more(stores: &Stores) {
+/// A thousand shops have every n-gram of the search text but not the whole text: the page ends early and contains where to continue.
+pub async fn search_reads_a_bounded_number_of_shops(stores: &Stores) {
     let catalogue = &stores.catalogue;
     let type_id = catalogue.shop_types().await.unwrap()[0].id;
     let create = async |n: i64, name: &str| {
