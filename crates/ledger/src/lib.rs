@@ -176,8 +176,8 @@ mod tests {
             assert_eq!(Database::parse(url).unwrap().to_string(), shown);
         }
         for wrong in ["mysql:me:word@h/db", "mongo://me:word@h/db"] {
-            let told = Database::parse(wrong).unwrap_err().to_string();
-            assert!(!told.contains("word"), "{told}");
+            let error = Database::parse(wrong).unwrap_err().to_string();
+            assert!(!error.contains("word"), "{error}");
         }
     }
 }

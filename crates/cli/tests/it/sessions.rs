@@ -257,6 +257,6 @@ async fn session_keys_are_rotated_without_ending_sessions() {
 
     let mut weak = command(&storage);
     let refused = weak.env("STAMPEDE_SESSION_KEY", "secret").output().unwrap();
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && told.contains("64 hexadecimal digits"), "{told}");
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && error.contains("64 hexadecimal digits"), "{error}");
 }
