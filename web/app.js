@@ -5,7 +5,7 @@ const WORDS = {
     codeSent: 'We have sent you a code.', solving: 'One moment…', demoCode: (code) => `Demo mode, your code is ${code}.`,
     loginFirst: 'Please log in first.',
     buy: 'Buy', buying: 'Buying…', bought: 'It is yours!', already: 'You already have it.',
-    again: (s) => `Busy. Trying again in ${s} s…`,
+    retrying: (s) => `Busy. Trying again in ${s} s…`,
     worth: 'worth', left: (n, of) => `${n} of ${of} left`,
     begins: (time) => `Begins in ${time}`, ends: (time) => `Ends in ${time}`, days: (n) => `${n} d `,
     myOrders: 'My orders', noOrders: 'Nothing here yet.', aSale: (id) => `Sale ${id}`,
@@ -23,7 +23,7 @@ const WORDS = {
     codeSent: '验证码已发送。', solving: '请稍候…', demoCode: (code) => `演示模式，您的验证码是 ${code}。`,
     loginFirst: '请先登录。',
     buy: '抢购', buying: '抢购中…', bought: '抢到了！', already: '您已经抢到了。',
-    again: (s) => `当前人多，${s} 秒后自动重试…`,
+    retrying: (s) => `当前人多，${s} 秒后自动重试…`,
     worth: '价值', left: (n, of) => `剩余 ${n} / ${of}`,
     begins: (time) => `距开始 ${time}`, ends: (time) => `距结束 ${time}`, days: (n) => `${n} 天 `,
     myOrders: '我的订单', noOrders: '还没有订单。', aSale: (id) => `活动 ${id}`,
@@ -41,17 +41,17 @@ const POLL_MS = 2_000;
 const POLL_MAX_MS = 10_000;
 const TIMEOUT_MS = 10_000;
 const BUY_RETRIES = 3;
-const LONGEST_WAIT_S = 30; // beyond it, the buyer decides
+const MAX_RETRY_AFTER_S = 30; // after a longer wait the buyer decides whether to retry
 
 const $ = (id) => document.getElementById(id);
 const locale = () => (lang === 'zh' ? 'zh-CN' : 'en');
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-// Storage throws where it is forbidden; the page then forgets on reload.
+// Storage throws where it is forbidden; the page then starts without a session after a reload.
 const store = {
   get(key) { try { return localStorage.getItem(key); } catch { return null; } },
   set(key, value) {
-    try { value === null ? localStorage.removeItem(key) : localStorage.setItem(key, value); } catch { /* see above */ }
+    try { value === null ? localStorage.removeItem(key) : localStorage.setItem(key, value); } catch { /* not stored */ }
   },
 };
 
@@ -62,17 +62,17 @@ let token = store.get('token');
 let user = null;
 let sales = null; // null: not loaded yet
 let orders = null; // Map by id; null: not loaded yet
-let clockOffset = 0; // server clock minus ours, in ms
+let clockOffset = 0; // server clock minus local clock, in ms
 let trouble = null; // why the last poll failed
 let codePhone = null; // the number the code was sent to
-let challenge = null; // names the request for that code
+let challenge = null; // identifies the request for that code
 const buying = new Set();
 const cancelling = new Set();
 
 // ---- Server
 
 class Problem extends Error {
-  /** `status` 0: no answer at all. */
+  /** `status` 0: no response. */
   constructor(status, body = {}, retryAfter = NaN) {
     super(body.title);
     Object.assign(this, { status, body, retryAfter });
@@ -89,23 +89,23 @@ async function api(method, path, body, sent = token) {
   const headers = { 'Accept-Language': locale() };
   if (sent) headers.Authorization = `Bearer ${sent}`;
   if (body) headers['Content-Type'] = 'application/json';
-  let answer, data;
+  let response, data;
   try {
-    answer = await fetch(path, {
+    response = await fetch(path, {
       method, headers,
       body: body && JSON.stringify(body),
-      cache: 'no-store', // a stored server_time would set our clock back
+      cache: 'no-store', // a cached server_time would be in the past
       signal: AbortSignal.timeout(TIMEOUT_MS),
     });
-    const text = await answer.text();
-    try { data = text ? JSON.parse(text) : {}; } catch { data = null; } // null: a proxy's HTML, say
+    const text = await response.text();
+    try { data = text ? JSON.parse(text) : {}; } catch { data = null; } // null: not JSON, such as a proxy's error page
   } catch {
     throw new Problem(0);
   }
-  if (answer.ok && data) return data;
+  if (response.ok && data) return data;
   // A late 401 must not drop the token of a newer login.
-  if (answer.status === 401 && sent && sent === token) setToken(null);
-  throw new Problem(answer.status, data ?? {}, parseFloat(answer.headers.get('Retry-After')));
+  if (response.status === 401 && sent && sent === token) setToken(null);
+  throw new Problem(response.status, data ?? {}, parseFloat(response.headers.get('Retry-After')));
 }
 
 const path = (...parts) => `/v1/${parts.map(encodeURIComponent).join('/')}`;
@@ -127,9 +127,9 @@ async function poll() {
   if (polling || document.hidden) return;
   polling = true;
   try {
-    const asked = Date.now();
-    const data = await api('GET', path('sales')); // public, but with the token: browsing keeps the session alive
-    clockOffset = Date.parse(data.server_time) - (asked + Date.now()) / 2;
+    const sentAt = Date.now();
+    const data = await api('GET', path('sales')); // public; the token is sent because browsing keeps the session alive
+    clockOffset = Date.parse(data.server_time) - (sentAt + Date.now()) / 2;
     sales = data.sales;
     const waiting = [...(orders?.values() ?? [])].some((order) => order.status === 'pending');
     if (trouble || waiting) loadMine();
@@ -145,22 +145,22 @@ async function poll() {
 }
 
 async function loadMine() {
-  const asked = token;
-  if (!asked) return;
+  const owner = token;
+  if (!owner) return;
   try {
     const [me, list] = await Promise.all([user ?? api('GET', path('me')), api('GET', path('orders'))]);
-    if (token !== asked) return;
+    if (token !== owner) return;
     user = me;
     orders ??= new Map();
-    list.orders.forEach(keepOrder);
+    list.orders.forEach(upsertOrder);
     render();
   } catch (error) {
-    if (error.status !== 0) fail(error); // no answer: the poll already says so
+    if (error.status !== 0) fail(error); // no response: the poll already shows it
   }
 }
 
-/** The newest wins: a list read before a purchase must not undo it. */
-function keepOrder(order) {
+/** Keeps the newest version: a list that was read before a purchase must not undo it. */
+function upsertOrder(order) {
   orders ??= new Map();
   const known = orders.get(order.id);
   if (!known || Date.parse(order.updated_at) >= Date.parse(known.updated_at)) orders.set(order.id, order);
@@ -178,9 +178,9 @@ async function buy(sale) {
   buying.add(sale.id);
   render();
   try {
-    const order = await buyPatiently(sale, buyer);
+    const order = await buyWithRetries(sale, buyer);
     if (token !== buyer) return;
-    keepOrder(order);
+    upsertOrder(order);
     toast(order.already ? t.already : t.bought);
     loadMine();
   } catch (error) {
@@ -188,22 +188,22 @@ async function buy(sale) {
   } finally {
     buying.delete(sale.id);
     render();
-    // A disabled button loses the focus; give it back unless it went elsewhere.
+    // A disabled button loses the focus; restore it unless another element has it.
     if (document.activeElement === document.body) cards.get(sale.id)?.querySelector('.buy').focus();
   }
 }
 
-/** Asking again is safe: the server answers with the same order. */
-async function buyPatiently(sale, buyer) {
+/** A retry is safe: the server returns the same order. */
+async function buyWithRetries(sale, buyer) {
   for (let tries = 0; ; tries++) {
     try {
       return await api('POST', path('sales', sale.id, 'orders'));
     } catch (error) {
       const wait = error.retryAfter || 1;
-      if (![429, 503].includes(error.status) || tries === BUY_RETRIES || wait > LONGEST_WAIT_S) throw error;
-      toast(t.again(Math.ceil(wait)));
-      await sleep(wait * 1000 + Math.random() * 400); // spread, so that the herd does not return as one
-      if (token !== buyer) throw error; // never buy for whoever logged in meanwhile
+      if (![429, 503].includes(error.status) || tries === BUY_RETRIES || wait > MAX_RETRY_AFTER_S) throw error;
+      toast(t.retrying(Math.ceil(wait)));
+      await sleep(wait * 1000 + Math.random() * 400); // jitter, so that clients do not retry at the same moment
+      if (token !== buyer) throw error; // another user has logged in meanwhile
     }
   }
 }
@@ -214,9 +214,9 @@ async function cancel(order) {
   cancelling.add(order.id);
   render();
   try {
-    const answer = await api('POST', path('orders', order.id, 'cancel'));
+    const cancelled = await api('POST', path('orders', order.id, 'cancel'));
     if (token !== owner) return;
-    keepOrder(answer);
+    upsertOrder(cancelled);
     toast(t.cancelled);
   } catch (error) {
     fail(error, true);
@@ -228,7 +228,7 @@ async function cancel(order) {
   }
 }
 
-/** Runs a form by fetch, once at a time; a failure points at the input. */
+/** Submits a form with `action`, one submission at a time; a failure marks the input as invalid. */
 function onSubmit(form, input, action) {
   const button = form.querySelector('button');
   input.addEventListener('input', () => input.removeAttribute('aria-invalid'));
@@ -255,17 +255,17 @@ function forgetCode() {
   $('code-form').hidden = true;
 }
 
-/** Asks for a code; solves a puzzle first if the shop wants one. */
+/** Requests a code; solves a puzzle first if the shop requires one. */
 async function requestCode(phone) {
-  const ask = (proof) => api('POST', path('login', 'codes'), { phone, ...proof });
+  const request = (proof) => api('POST', path('login', 'codes'), { phone, ...proof });
   try {
-    return await ask();
+    return await request();
   } catch (error) {
     if (error.body?.code !== 'proof_required') throw error;
   }
   $('code-note').textContent = t.solving;
   const { puzzle, bits } = await api('GET', path('login', 'puzzle'));
-  return ask({ puzzle, answer: await solve(puzzle, phone, bits) });
+  return request({ puzzle, answer: await solve(puzzle, phone, bits) });
 }
 
 /** The first number for which the SHA-256 of `puzzle:phone:number` begins with `bits` zero bits. */
@@ -275,7 +275,7 @@ async function solve(puzzle, phone, bits) {
     const hash = await crypto.subtle.digest('SHA-256', encoder.encode(`${puzzle}:${phone}:${answer}`));
     return new DataView(hash).getUint32(0) / 2 ** (32 - bits) < 1;
   };
-  for (let from = 0; ; from += 256) { // many at once: each hash is a task of its own
+  for (let from = 0; ; from += 256) { // in batches: each hash is an asynchronous task
     const answers = Array.from({ length: 256 }, (_, n) => from + n);
     const solved = await Promise.all(answers.map(isSolved));
     if (solved.includes(true)) return String(answers[solved.indexOf(true)]);
@@ -283,27 +283,27 @@ async function solve(puzzle, phone, bits) {
 }
 
 onSubmit($('phone-form'), $('phone'), async (phone) => {
-  const answer = await requestCode(phone).finally(() => { $('code-note').textContent = ''; });
+  const sent = await requestCode(phone).finally(() => { $('code-note').textContent = ''; });
   if ($('phone').value.trim() !== phone) return;
   codePhone = phone;
-  challenge = answer.challenge;
+  challenge = sent.challenge;
   $('code-form').hidden = false;
-  $('code').value = answer.demo_code ?? '';
-  $('code-note').textContent = answer.demo_code ? t.demoCode(answer.demo_code) : t.codeSent;
+  $('code').value = sent.demo_code ?? '';
+  $('code-note').textContent = sent.demo_code ? t.demoCode(sent.demo_code) : t.codeSent;
   $('code').focus();
 });
 $('phone').addEventListener('input', forgetCode);
 
 onSubmit($('code-form'), $('code'), async (code) => {
-  const answer = await api('POST', path('login'), { phone: codePhone, code, challenge });
+  const session = await api('POST', path('login'), { phone: codePhone, code, challenge });
   forgetCode();
-  setToken(answer.token, answer.user);
+  setToken(session.token, session.user);
   $('mine-title').focus({ preventScroll: true });
   loadMine();
 });
 
 $('log-out').addEventListener('click', () => {
-  const done = api('DELETE', path('session')); // takes the token along before we forget it
+  const done = api('DELETE', path('session')); // reads the token before it is removed
   setToken(null);
   $('to-login').focus();
   done.catch((error) => { if (error.status !== 401) fail(error); });
@@ -333,7 +333,7 @@ function fail(error, askLogin = false) {
   if (askLogin && error.status === 401) $('phone').focus();
 }
 
-// ---- Rendering: updates in place, so that a poll moves neither the focus nor the reader
+// ---- Rendering: updates in place, so that a poll keeps the focus and the scroll position
 
 const cards = new Map();
 const rows = new Map();
@@ -342,7 +342,7 @@ function set(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Makes `list` show `items`, one element per id, made from the template when new. */
+/** Updates `list` to show `items`, one element per id; new elements are cloned from the template. */
 function sync(list, template, known, items, update) {
   for (const [id, element] of known) {
     if (!items.some((item) => item.id === id)) {
@@ -374,7 +374,7 @@ function renderSale(card, sale) {
   const now = Date.now() + clockOffset;
   const begin = Date.parse(sale.begin);
   const end = Date.parse(sale.end);
-  // Between two polls the clock opens and closes a sale, or the buyer would come two seconds late.
+  // The local clock opens and closes a sale between two polls, so that the buyer does not lose up to two seconds.
   let state = sale.state;
   if (now >= end) state = 'ended';
   else if (state === 'not_started' && now >= begin) state = 'on';

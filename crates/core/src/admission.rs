@@ -28,6 +28,8 @@ macro_rules! refusals {
                 match self { $(Self::$name => Code::$name,)* }
             }
         }
+
+        $(const _: () = assert!(Code::$name.refuses_buying(), "the code of a refusal must be marked as one that refuses buying");)*
     };
 }
 

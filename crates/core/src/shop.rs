@@ -23,7 +23,7 @@ pub struct Shop {
     pub address: String,
 }
 
-/// An ordinary voucher can be had any time; one of a flash sale only through its sale.
+/// An ordinary voucher is always available; a flash-sale voucher only through its sale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VoucherKind {

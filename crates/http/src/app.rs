@@ -27,7 +27,7 @@ pub struct Config {
     pub allow_load_test: bool,
     /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<Network>,
-    /// Whether browsers are told to use HTTPS only.
+    /// Whether responses have an HSTS header, so that browsers use HTTPS only.
     pub hsts: bool,
     /// Origins whose pages may call the buyers' routes.
     pub cors_origins: Vec<HeaderValue>,

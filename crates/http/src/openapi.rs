@@ -118,12 +118,12 @@ fn refusals(path: &str, operation: &Operation, changes: bool) -> BTreeMap<u16, S
     let mut refusals: BTreeMap<u16, String> =
         by_status.into_iter().map(|(status, codes)| (status, describe(&codes))).collect();
     let mut note = |code: Code, note: &str| {
-        refusals.entry(code.http_status()).or_insert_with(|| format!("{}: {note}", describe(&[code])));
+        refusals.entry(code.http_status()).or_insert_with(|| format!("{note}: {}", describe(&[code])));
     };
     if is_admin_path(path) {
-        note(Code::TooManyRequests, "too many wrong tokens from this address");
+        note(Code::TooManyRequests, "Too many wrong tokens from this address");
         if changes {
-            note(Code::Forbidden, "a viewer may not change anything");
+            note(Code::Forbidden, "A viewer may not change anything");
         }
     }
     if path.contains("{id}") {
@@ -132,11 +132,13 @@ fn refusals(path: &str, operation: &Operation, changes: bool) -> BTreeMap<u16, S
     refusals
 }
 
-/// `` `a`, `b` or `c` ``
+/// `` `a`, `b` or `c` ``, and whether the client should retry.
 fn describe(codes: &[Code]) -> String {
     let mut words: Vec<_> = codes.iter().map(|code| format!("`{}`", code.as_str())).collect();
     let last = words.pop().unwrap_or_default();
-    if words.is_empty() { last } else { format!("{} or {last}", words.join(", ")) }
+    let words = if words.is_empty() { last } else { format!("{} or {last}", words.join(", ")) };
+    let retry = if codes.iter().all(|code| code.is_retryable()) { "; retry after `Retry-After` seconds" } else { "" };
+    format!("{words}{retry}")
 }
 
 /// The routes `/openapi.json` and `/docs`.
@@ -182,7 +184,8 @@ mod tests {
                     if !status.starts_with(['4', '5']) {
                         continue;
                     }
-                    for word in response.description.split('`').skip(1).step_by(2).filter(|word| !word.contains('/')) {
+                    let words = response.description.split('`').skip(1).step_by(2);
+                    for word in words.filter(|word| word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')) {
                         let code = Code::ALL.iter().find(|code| code.as_str() == word);
                         let expected = code.map(|code| code.http_status().to_string());
                         assert_eq!(expected.as_ref(), Some(status), "{path}: {word}");

@@ -12,13 +12,13 @@ use crate::extract::{Prober, Viewer};
 use crate::problem::Problem;
 
 /// Whether the process is alive.
-#[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, description = "It is", body = String)))]
+#[utoipa::path(get, path = "/healthz", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
 pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
 /// Whether the server is ready for requests. If not, `detail` says why.
-#[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "It is", body = String)))]
+#[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "Ready", body = String)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'static str, Problem> {
     if app.is_draining() {
         return Err(Problem::new(Code::Unavailable).detail("shutting down"));

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use stampede_core::Code;
 use stampede_engine::Error;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 /// How long the result of a check is used.
 const FRESH_FOR: Duration = Duration::from_secs(1);
@@ -31,21 +29,28 @@ impl From<Error> for Unready {
     }
 }
 
+#[derive(Debug, Default)]
+struct State {
+    last: Option<Check>,
+    is_running: bool,
+}
+
+impl State {
+    /// The last check, if it is not older than `oldest`.
+    fn check_since(&self, oldest: Option<Instant>) -> Option<&Check> {
+        self.last.as_ref().filter(|check| oldest.is_none_or(|oldest| check.at >= oldest))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Readiness {
-    last: watch::Sender<Option<Check>>,
-    /// The task of the last check.
-    task: Mutex<Option<JoinHandle<()>>>,
+    state: watch::Sender<State>,
 }
 
 impl Default for Readiness {
     fn default() -> Self {
-        Self { last: watch::Sender::new(None), task: Mutex::default() }
+        Self { state: watch::Sender::new(State::default()) }
     }
-}
-
-fn is_fresh(check: &Option<Check>) -> bool {
-    check.as_ref().is_some_and(|check| check.at.elapsed() < FRESH_FOR)
 }
 
 impl Readiness {
@@ -54,28 +59,38 @@ impl Readiness {
     where
         P: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        self.start(ping);
-        let mut last = self.last.subscribe();
+        // Fixed for the whole call: a check that is fresh now must not become too old while this caller waits for its turn to run.
+        let oldest = Instant::now().checked_sub(FRESH_FOR);
+        self.start(oldest, ping);
+        let mut states = self.state.subscribe();
         // Waiting fails only if the sender is dropped, and `self` owns it.
-        let check = last.wait_for(is_fresh).await.ok().and_then(|check| check.clone());
-        check.map_or(Ok(()), |check| check.result)
+        let state = states.wait_for(|state| state.check_since(oldest).is_some()).await.ok();
+        state.and_then(|state| state.last.clone()).map_or(Ok(()), |check| check.result)
     }
 
-    /// Starts a check, unless the last one is fresh or still running. It runs in its own task, so that a caller that disconnects does not
-    /// make the next caller start another one.
-    fn start<P>(&self, ping: impl FnOnce() -> P)
+    /// Starts a check, unless the last one is recent or one is running. It runs in its own task, so that a caller that disconnects does
+    /// not make the next caller start another one.
+    fn start<P>(&self, oldest: Option<Instant>, ping: impl FnOnce() -> P)
     where
         P: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        let mut task = self.task.lock();
-        if is_fresh(&self.last.borrow()) || task.as_ref().is_some_and(|task| !task.is_finished()) {
+        let must_start = self.state.send_if_modified(|state| {
+            let must_start = !state.is_running && state.check_since(oldest).is_none();
+            state.is_running |= must_start;
+            must_start
+        });
+        if !must_start {
             return;
         }
-        let (ping, last) = (ping(), self.last.clone());
-        *task = Some(tokio::spawn(async move {
-            let result = ping.await.map_err(Unready::from);
-            last.send_replace(Some(Check { at: Instant::now(), result }));
-        }));
+        let (ping, states) = (tokio::spawn(ping()), self.state.clone());
+        tokio::spawn(async move {
+            let result = match ping.await {
+                Ok(result) => result.map_err(Unready::from),
+                Err(error) => Err(Unready { code: Code::Internal, detail: error.to_string() }),
+            };
+            let check = Check { at: Instant::now(), result };
+            states.send_modify(|state| *state = State { last: Some(check), is_running: false });
+        });
     }
 }
 

@@ -27,7 +27,7 @@ use crate::address;
 use crate::connections::{Connection, ConnectionGuard, Connections, REFUSED_TOTAL};
 use crate::log_throttle::LogThrottle;
 use crate::problem::{Language, Problem};
-use crate::service::{HttpService, NO_CONTENT_ALLOWED};
+use crate::service::{DEFAULT_CONTENT_SECURITY_POLICY, HttpService};
 use crate::write_timeout::WriteTimeout;
 
 #[derive(Clone)]
@@ -71,7 +71,7 @@ static TOO_MANY_CONNECTIONS: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\nx-frame-options: DENY\r\n\
          content-security-policy: {}\r\ncontent-type: application/problem+json\r\ncontent-length: {}\r\n\r\n",
-        NO_CONTENT_ALLOWED.to_str().unwrap_or_default(),
+        DEFAULT_CONTENT_SECURITY_POLICY.to_str().unwrap_or_default(),
         body.len()
     );
     [head.into_bytes(), body].concat()

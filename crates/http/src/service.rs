@@ -28,7 +28,7 @@ use crate::{address, buy, cors, host, load_test, router, security_log};
 /// How much of a path is logged, so that long paths do not fill the disk.
 const MAX_LOGGED_PATH: usize = 128;
 /// A response that is not a page loads nothing and is shown in no frame.
-pub(crate) const NO_CONTENT_ALLOWED: HeaderValue =
+pub(crate) const DEFAULT_CONTENT_SECURITY_POLICY: HeaderValue =
     HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'");
 
 /// Answers the requests of a listener.
@@ -37,7 +37,7 @@ pub struct HttpService {
     app: Arc<App>,
     router: Router,
     /// Whether buyers' routes are served.
-    sells: bool,
+    serves_buyers: bool,
 }
 
 /// A request that is answered without the router.
@@ -51,7 +51,7 @@ enum FastPath {
 impl HttpService {
     pub fn new(app: Arc<App>, surface: Surface) -> Self {
         let router = router::build(app.clone(), surface);
-        Self { app, router, sells: surface != Surface::Admin }
+        Self { app, router, serves_buyers: surface != Surface::Admin }
     }
 
     pub(crate) fn is_trusted_proxy(&self, address: IpAddr) -> bool {
@@ -91,7 +91,7 @@ impl HttpService {
     }
 
     fn match_fast_path<B>(&self, request: &Request<B>) -> Option<FastPath> {
-        if !self.sells {
+        if !self.serves_buyers {
             return None;
         }
         let (method, uri) = (request.method(), request.uri());
@@ -141,7 +141,7 @@ impl HttpService {
     fn add_headers(&self, headers: &mut HeaderMap, id: &str) {
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
-        headers.entry(CONTENT_SECURITY_POLICY).or_insert(NO_CONTENT_ALLOWED);
+        headers.entry(CONTENT_SECURITY_POLICY).or_insert(DEFAULT_CONTENT_SECURITY_POLICY);
         // Responses to buyers and operators are private.
         headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
         if self.app.config.hsts {

@@ -88,19 +88,19 @@ mod tests {
 
     #[tokio::test]
     async fn write_fails_only_if_the_peer_never_reads() {
-        let (ours, mut theirs) = tokio::io::duplex(64);
-        let mut ours = WriteTimeout::new(ours, Duration::from_secs(2), Arc::default());
+        let (stream, mut peer) = tokio::io::duplex(64);
+        let mut stream = WriteTimeout::new(stream, Duration::from_secs(2), Arc::default());
         let reading = tokio::spawn(async move {
             let mut received = [0; 32];
             for _ in 0..8 {
                 tokio::task::yield_now().await;
-                theirs.read_exact(&mut received).await.unwrap();
+                peer.read_exact(&mut received).await.unwrap();
             }
-            theirs
+            peer
         });
-        ours.write_all(&[7; 256]).await.unwrap();
-        let _theirs = reading.await.unwrap();
-        let error = ours.write_all(&[7; 256]).await.unwrap_err();
+        stream.write_all(&[7; 256]).await.unwrap();
+        let _peer = reading.await.unwrap();
+        let error = stream.write_all(&[7; 256]).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 }

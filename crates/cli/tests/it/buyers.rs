@@ -34,6 +34,38 @@ async fn rate_limit_sets_retry_after() {
     assert_eq!((limited.status.as_u16(), limited.text("code").as_str()), (429, "too_many_requests"));
 }
 
+/// A path with a percent-encoded id does not take the fast path.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routed_buying_has_the_metrics_and_refusals_of_the_fast_path() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    let sale = shop.create_sale(1).await.to_string();
+    let mut client = shop.client().await;
+    let [one, two] = [log_in(&mut client, "13800138000").await, log_in(&mut client, "13800138001").await];
+    let fast = format!("/v1/sales/{sale}/orders");
+    let routed = format!("/v1/sales/%3{sale}/orders");
+    let mut replies = Vec::new();
+    for (path, token) in [
+        (&routed, one.token.as_str()),
+        (&fast, &one.token),
+        (&routed, &one.token),
+        (&fast, &two.token),
+        (&routed, &two.token),
+        (&fast, "nonsense"),
+        (&routed, "nonsense"),
+    ] {
+        replies.push(client.post(path, token, &Value::Null).await.unwrap());
+    }
+    let statuses: Vec<_> = replies.iter().map(|reply| reply.status.as_u16()).collect();
+    assert_eq!(statuses, [201, 200, 200, 409, 409, 401, 401]);
+    assert!(replies[..3].iter().all(|reply| reply.text("id") == replies[0].text("id")));
+    for (answer, count) in [("created", 1.0), ("already", 2.0), ("sold_out", 2.0), ("unauthorized", 2.0)] {
+        let name = format!("stampede_buy_answers_total{{answer=\"{answer}\"}}");
+        assert_eq!(shop.metric(&name).await, count, "{answer}");
+    }
+    assert_eq!(shop.metric("stampede_http_seconds_count{route=\"/v1/sales/{id}/orders\"}").await, 7.0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_route_has_a_rate_limit() {
     let storage = temporary_storage();
