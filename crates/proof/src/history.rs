@@ -152,6 +152,8 @@ pub fn read(from: impl BufRead) -> Result<Vec<Attempt>, HistoryError> {
 
 #[cfg(test)]
 mod tests {
+    use stampede_core::Refusal;
+
     use super::*;
 
     #[test]
@@ -176,6 +178,14 @@ mod tests {
         assert_eq!(read(&text[..]).unwrap(), history);
         let error = read(&b"\n{}\n"[..]).unwrap_err().to_string();
         assert!(error.contains("line 2"), "{error}");
+    }
+
+    /// A new reason for a refusal needs a response here; without one it would count as an error of the server.
+    #[test]
+    fn every_refusal_has_a_response() {
+        for refusal in Refusal::ALL {
+            assert!(Response::refusal(refusal.code().as_str()).is_some(), "{refusal:?}");
+        }
     }
 
     #[test]
