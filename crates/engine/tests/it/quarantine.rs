@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use stampede_core::ports::RecordOutcome;
 use stampede_core::*;
 use stampede_engine::{Bought, Error};
+use stampede_testkit::until;
 
 use crate::faulty::{Cut, Faults};
 use crate::outages::faulty;
@@ -29,14 +30,6 @@ async fn buy_as_one_batch(
         answers.push(one.await.unwrap());
     }
     answers
-}
-
-async fn until(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !done().await {
-        assert!(Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
