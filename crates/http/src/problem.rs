@@ -1,6 +1,6 @@
 //! Refusals as `application/problem+json` (RFC 9457) with a stable code. Statuses and titles are in the table of [`Code`].
 //!
-//! A handler returns a [`Problem`]; its body is written by [`render`], where the language of the request is known.
+//! A handler returns a [`Problem`]; its body is written by `render`, where the language of the request is known.
 
 use std::time::Duration;
 
