@@ -10,8 +10,10 @@ use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request};
+use axum::response::Response;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,7 +26,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::address;
-use crate::connections::{Connection, ConnectionGuard, Connections, REFUSED_TOTAL};
+use crate::connections::{Connection, ConnectionGuard, Connections, REFUSED_TOTAL, RequestGuard};
 use crate::log_throttle::LogThrottle;
 use crate::problem::{Language, Problem};
 use crate::service::{DEFAULT_CONTENT_SECURITY_POLICY, HttpService};
@@ -178,16 +180,7 @@ async fn serve_http<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let stream = WriteTimeout::new(stream, WRITE_TIMEOUT, connection.clone());
-    let service = service_fn(move |request| {
-        let (service, in_progress) = (service.clone(), connection.begin_request());
-        async move {
-            let mut response = service.call(request, peer.ip(), in_progress.is_evicted).await;
-            if in_progress.is_evicted {
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            Ok::<_, Infallible>(response)
-        }
-    });
+    let service = service_fn(move |request| answer(service.clone(), request, peer, connection.begin_request()));
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(config.head_timeout)
@@ -197,4 +190,19 @@ async fn serve_http<S>(
     if let Err(error) = watcher.watch(serving).await {
         tracing::debug!(%error, "connection ended with an error");
     }
+}
+
+/// Answers a request. `guard` is an argument because an `async` block would capture only the field that it reads and drop the guard before
+/// the response is ready.
+async fn answer(
+    service: Arc<HttpService>,
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    guard: RequestGuard,
+) -> Result<Response, Infallible> {
+    let mut response = service.call(request, peer.ip(), guard.is_evicted).await;
+    if guard.is_evicted {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
 }
