@@ -124,7 +124,7 @@ fn is_visible(letter: char) -> bool {
     let blank = matches!(
         letter,
         '\u{ad}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{2064}'
-            | '\u{2800}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}'
+            | '\u{2800}' | '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{e0000}'..='\u{e007f}'
     );
     !letter.is_whitespace() && !letter.is_control() && !blank
 }
@@ -134,7 +134,9 @@ fn check_text(into: &mut Vec<Invalid>, member: &'static str, text: &str, at_leas
     if length < at_least || length > at_most {
         into.push(Invalid::new(member, format!("must have {at_least} to {at_most} characters, has {length}")));
     }
-    if text.chars().any(|c| c.is_control() && c != '\n') {
+    // A name, which must not be empty, is one line; other texts may have several.
+    let is_name = at_least > 0;
+    if text.chars().any(|c| (c.is_control() && (c != '\n' || is_name)) || matches!(c, '\u{2028}' | '\u{2029}')) {
         into.push(Invalid::new(member, "must not have control characters"));
     }
     if text.chars().any(is_bidi_control) {
@@ -227,9 +229,18 @@ mod tests {
         for good in ["Tea", " Tea ", "茶馆", "بيت الشاي", "e\u{301}", "👨\u{200d}👩"] {
             assert!(faults(good).is_empty(), "{good:?}");
         }
-        for bad in
-            ["", " ", "\u{3000}", "\n\n", "\u{200b}", "\u{feff}\u{a0}", "\u{3164}", "a\u{202e}b", "\u{2067}a\u{2069}"]
-        {
+        for bad in [
+            "",
+            " ",
+            "\u{3000}",
+            "\u{200b}",
+            "\u{feff}\u{a0}",
+            "\u{3164}",
+            "a\u{202e}b",
+            "\u{2067}a\u{2069}",
+            "a\nb",
+            "a\u{2028}b",
+        ] {
             assert_eq!(faults(bad).len(), 1, "{bad:?}");
         }
     }

@@ -31,7 +31,12 @@ impl Engine {
 
     /// Rejects the order for good. Its mark is released by the worker that does so for all dead orders.
     pub async fn discard_quarantined(&self, id: OrderId) -> Result<(), Error> {
-        match self.stores.ledger.discard_quarantined(id).await? {
+        let discarded = match self.stores.ledger.discard_quarantined(id).await {
+            // The database rejects even the `rejected` row.
+            Err(LedgerError::Poison(error)) => return Err(Error::NotRecordable(describe(&*error))),
+            discarded => discarded?,
+        };
+        match discarded {
             DiscardOutcome::Done => {
                 self.release_added.notify_one();
                 Ok(())

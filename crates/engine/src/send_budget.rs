@@ -41,15 +41,21 @@ impl SendBudgets {
     }
 }
 
-/// The address that budgets, shares and challenges are counted by.
+/// The address that budgets and challenges are counted by.
 pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
     network(address, 64)
+}
+
+/// The network that shares of a phone's budget are counted by. A subscriber with IPv6 usually has many networks of 64 bits, which must not
+/// each have a share of their own.
+fn share_network(address: IpAddr) -> IpAddr {
+    network(address, 48)
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Phone(Phone),
-    /// What one address uses of a phone's budget.
+    /// What one address, or one network of 48 bits of IPv6, uses of a phone's budget.
     Share(Phone, IpAddr),
     Network(IpAddr),
     Shop,
@@ -122,7 +128,7 @@ impl SendLimiter {
 
     /// Every budget that a code to this phone for this address counts against. A share precedes the budget that it is a part of.
     fn budgets(&self, phone: &Phone, address: IpAddr) -> Vec<(&Budget, Key)> {
-        let share = || Key::Share(phone.clone(), counted_as(address));
+        let share = || Key::Share(phone.clone(), share_network(address));
         let mut budgets = vec![
             (&self.phone, share()),
             (&self.phone, Key::Phone(phone.clone())),
@@ -159,7 +165,7 @@ impl SendLimiter {
     /// A login has used a code that was requested from this address.
     pub(crate) fn used(&self, phone: &Phone, address: IpAddr) {
         self.phone_day.used.undo(&Key::Phone(phone.clone()));
-        self.phone_day.used.undo(&Key::Share(phone.clone(), counted_as(address)));
+        self.phone_day.used.undo(&Key::Share(phone.clone(), share_network(address)));
     }
 }
 
@@ -205,9 +211,9 @@ mod tests {
         for config in [SendBudgets { per_phone: few(10), ..CONFIG }, SendBudgets { per_phone_day: few(10), ..CONFIG }] {
             let limiter = SendLimiter::new(config);
             assert_eq!(granted(&limiter, 50, |_| (phone(1), ip("192.0.2.1"))), 5);
-            // Addresses of one /64 are one address.
-            let in_one_64 = |n| (phone(1), ip(&format!("2001:db8::{n:x}")));
-            assert_eq!(granted(&limiter, 50, in_one_64), 5, "the other half");
+            // All networks of one /48 have one share.
+            let in_one_48 = |n| (phone(1), ip(&format!("2001:db8:0:{n:x}::1")));
+            assert_eq!(granted(&limiter, 50, in_one_48), 5, "the other half");
             assert_eq!(granted(&limiter, 50, |_| (phone(1), ip("192.0.2.2"))), 0, "the phone has had enough");
             assert_eq!(granted(&limiter, 1, |_| (phone(2), ip("192.0.2.1"))), 1, "another phone");
         }
