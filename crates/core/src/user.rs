@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::UserId;
 
-/// A mainland mobile number, checked. Shown masked wherever it is logged.
+/// A mobile number of mainland China, checked. Shown masked wherever it is logged.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Phone(String);
@@ -55,7 +55,7 @@ impl fmt::Debug for Phone {
     }
 }
 
-/// After so many tries at a phone's codes without a login, over all its challenges, new codes are longer until a login succeeds.
+/// After this many tries at a phone's codes without a login, over all its challenges, new codes are longer until a login succeeds.
 pub const LONG_CODES_AFTER: u32 = 100;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -73,7 +73,7 @@ const MAX_LOOKUPS: usize = 64;
 
 /// A token whose signature is right. Whether its session is open is not known yet.
 #[derive(Debug, Clone, Copy)]
-pub struct Proven {
+pub struct VerifiedToken {
     pub user: UserId,
     pub session: SessionId,
 }
@@ -157,7 +157,7 @@ impl Auth {
 
     /// Caches that the session has ended, so that a request that has just read it from the ledger cannot bring it back, and
     /// further requests with its token do not reach the ledger.
-    fn forget(&self, id: SessionId, user: UserId) {
+    fn mark_ended(&self, id: SessionId, user: UserId) {
         let now = self.clock.now();
         let at_ms = || AtomicI64::new(now.ms());
         let (expires_at_ms, written_ms, checked_ms) = (at_ms(), at_ms(), at_ms());
@@ -165,15 +165,15 @@ impl Auth {
         self.sessions.put(id, Arc::new(ended));
     }
 
-    pub(crate) fn forget_each(&self, sessions: &[SessionId], user: UserId) {
-        sessions.iter().for_each(|&id| self.forget(id, user));
+    pub(crate) fn mark_each_ended(&self, sessions: &[SessionId], user: UserId) {
+        sessions.iter().for_each(|&id| self.mark_ended(id, user));
     }
 
-    async fn read(&self, proven: Proven, now: Timestamp) -> Result<Option<Session>, Error> {
+    async fn read(&self, proven: VerifiedToken, now: Timestamp) -> Result<Option<Session>, Error> {
         self.asked.increment(1);
         let session = self.accounts.session(proven.session, now).await?;
         if session.is_none() {
-            self.forget(proven.session, proven.user);
+            self.mark_ended(proven.session, proven.user);
         }
         Ok(session)
     }
@@ -219,18 +219,18 @@ impl Engine {
     /// Checks the token's signature. A forged token, and one whose session is known to have ended, is refused without asking the
     /// ledger, and does not count against the limits of its user. Those are checked after this and before
     /// [`Engine::authenticate`], which may ask the ledger.
-    pub fn prove(&self, token: &str) -> Result<Proven, Error> {
+    pub fn prove(&self, token: &str) -> Result<VerifiedToken, Error> {
         let (session, user) = self.auth.token_signer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
         match self.auth.sessions.get(session) {
             Some(known) if known.ended => Err(Error::Plain(Code::Unauthorized)),
-            _ => Ok(Proven { user, session }),
+            _ => Ok(VerifiedToken { user, session }),
         }
     }
 
     /// Checks that the session is open, and moves its expiry.
-    pub async fn authenticate(&self, proven: Proven) -> Result<UserId, Error> {
+    pub async fn authenticate(&self, proven: VerifiedToken) -> Result<UserId, Error> {
         let auth = &self.auth;
-        let Proven { user, session: id } = proven;
+        let VerifiedToken { user, session: id } = proven;
         let refused = Error::Plain(Code::Unauthorized);
         let now = auth.clock.now();
         let known = match auth.sessions.get(id) {
@@ -259,7 +259,7 @@ impl Engine {
 
     /// Moves the expiry of a session that requested a public page. Never waits for the ledger: returns `false` if the session is
     /// not cached; [`Engine::look_up`] then loads it.
-    pub fn refresh(&self, proven: Proven) -> bool {
+    pub fn refresh(&self, proven: VerifiedToken) -> bool {
         let (auth, now) = (&self.auth, self.auth.clock.now());
         let Some(known) = auth.sessions.get(proven.session) else { return false };
         if !known.ended && known.expires_at_ms.load(Ordering::Relaxed) > now.ms() {
@@ -269,7 +269,7 @@ impl Engine {
     }
 
     /// Reads the session from the ledger in the background, unless many sessions are being read.
-    pub fn look_up(self: &Arc<Self>, proven: Proven) {
+    pub fn look_up(self: &Arc<Self>, proven: VerifiedToken) {
         let Ok(permit) = self.auth.lookups.clone().try_acquire_owned() else { return };
         let engine = self.clone();
         tokio::spawn(async move {
@@ -293,7 +293,7 @@ impl Engine {
         let ended = self.auth.accounts.end_session(user, id).await;
         let ended = self.or_forget_all(ended)?;
         if ended || self.auth.sessions.get(id).is_some_and(|known| known.user == user) {
-            self.auth.forget(id, user);
+            self.auth.mark_ended(id, user);
         }
         if ended { Ok(()) } else { Err(Error::Plain(Code::NoSuchSession)) }
     }
@@ -302,7 +302,7 @@ impl Engine {
     pub async fn end_sessions(&self, user: UserId) -> Result<Outcome<()>, Error> {
         let ended = self.auth.accounts.end_sessions(user).await;
         let ended = self.or_forget_all(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.auth.forget_each(&ended, user);
+        self.auth.mark_each_ended(&ended, user);
         Ok(Outcome::done((), vec![Change::new("sessions", ended.len(), 0)]))
     }
 
@@ -310,7 +310,7 @@ impl Engine {
     pub async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Outcome<Account>, Error> {
         let done = self.auth.accounts.set_disabled(user, disabled).await;
         let Disabled { was, ended } = self.or_forget_all(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.auth.forget_each(&ended, user);
+        self.auth.mark_each_ended(&ended, user);
         let account = self.account(user).await?;
         if was == disabled {
             return Ok(Outcome::unchanged(account));

@@ -33,7 +33,7 @@ mod token;
 mod workers;
 
 pub use audit::{Action, AuditOutcome, AuditRecord, Caller, Change, Outcome};
-pub use auth::{AuthConfig, Proven};
+pub use auth::{AuthConfig, VerifiedToken};
 pub use buy::Bought;
 pub use engine::{Config, Engine, StartError};
 pub use error::Error;

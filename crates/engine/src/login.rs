@@ -135,7 +135,7 @@ impl Engine {
             LogInOutcome::Disabled => return Err(Error::Plain(Code::AccountDisabled)),
         };
         auth.budgets.used(&newcomer.phone, challenge.address);
-        auth.forget_each(&ended, user.id);
+        auth.mark_each_ended(&ended, user.id);
         auth.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
         Ok(LoggedIn { token: auth.token_signer.token(id, user.id), user, expires_at })
     }

@@ -1,7 +1,7 @@
 //! Proof of work before a login code is sent; off by default.
 //!
 //! A puzzle is a text signed by the server, with its expiry and its difficulty. Its solution is an answer for which the SHA-256 of
-//! `PUZZLE:PHONE:ANSWER` begins with so many zero bits. Nothing is kept of a puzzle until it is solved; then it is remembered
+//! `PUZZLE:PHONE:ANSWER` begins with the required number of zero bits. Nothing is kept of a puzzle until it is solved; then it is remembered
 //! until it expires, so that it works once. Each process remembers its own.
 
 use std::collections::HashMap;

@@ -10,8 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 use stampede_core::ports::SessionId;
 
 const SHARDS: usize = 64;
-/// A full map gives up one in so many.
-const GIVEN_UP: usize = 8;
+/// A full map evicts one session in this many.
+const EVICT_ONE_IN: usize = 8;
 
 pub(crate) struct Sessions<T> {
     hasher: RandomState,
@@ -35,14 +35,14 @@ impl<T> Sessions<T> {
         self.shard(id).get(&id).cloned()
     }
 
-    /// Puts a session in, in place of what is there.
+    /// Inserts a session, replacing the one that is there.
     pub(crate) fn put(&self, id: SessionId, session: Arc<T>) {
         let mut shard = self.shard(id);
         self.make_room(&mut shard, id);
         shard.insert(id, session);
     }
 
-    /// What is there, or else this.
+    /// The session that is there; inserts this one if there is none.
     pub(crate) fn get_or_put(&self, id: SessionId, session: Arc<T>) -> Arc<T> {
         let mut shard = self.shard(id);
         self.make_room(&mut shard, id);
@@ -54,12 +54,12 @@ impl<T> Sessions<T> {
             let mut n = 0;
             shard.retain(|_, _| {
                 n += 1;
-                n % GIVEN_UP != 1
+                n % EVICT_ONE_IN != 1
             });
         }
     }
 
-    /// Keeps only what is worth it.
+    /// Keeps the sessions for which the predicate holds.
     pub(crate) fn retain(&self, predicate: impl Fn(&T) -> bool) {
         for shard in &self.shards {
             shard.lock().retain(|_, session| predicate(session));

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stampede_core::{Code, Invalid, UserId};
-use stampede_engine::{Caller, Error, Proven};
+use stampede_engine::{Caller, Error, VerifiedToken};
 
 use crate::address::rate_limit_key;
 use crate::app::App;
@@ -114,7 +114,7 @@ impl FromRequestParts<Arc<App>> for BearerToken {
 }
 
 /// The owner of the request's token, verified by its signature alone.
-pub(crate) fn prove(headers: &HeaderMap, app: &App) -> Result<Proven, Error> {
+pub(crate) fn prove(headers: &HeaderMap, app: &App) -> Result<VerifiedToken, Error> {
     app.engine.prove(bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?)
 }
 

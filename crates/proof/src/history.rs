@@ -57,6 +57,18 @@ impl Response {
         matches!(self, Self::Created | Self::Already | Self::Pending)
     }
 
+    /// Whether the gate refused. A buyer who has an order never gets such a response.
+    pub const fn is_gate_refusal(self) -> bool {
+        match self {
+            Self::SoldOut | Self::NotStarted | Self::Ended | Self::Paused => true,
+            // A draft is not shown to anyone.
+            Self::NoSuchSale => false,
+            Self::Created | Self::Already | Self::Pending | Self::Cancelled => false,
+            Self::Unauthorized | Self::TooManyRequests | Self::IllegalStep | Self::NoSuchOrder => false,
+            Self::Unknown | Self::Wrong => false,
+        }
+    }
+
     /// Whether the ledger may have an order after this response.
     pub const fn may_have_created(self) -> bool {
         self.is_confirmation() || matches!(self, Self::Unknown | Self::Wrong)

@@ -163,15 +163,10 @@ impl RedisGate {
                     Admission::Admitted(request.order)
                 }
                 "r" => Admission::Admitted(request.order),
-                "s" => Admission::Refused(Refusal::SoldOut),
-                "n" => Admission::Refused(Refusal::NotStarted),
-                "e" => Admission::Refused(Refusal::Ended),
-                "p" => Admission::Refused(Refusal::Paused),
-                "d" => Admission::Refused(Refusal::NoSuchSale),
                 "b" => Admission::Busy,
                 answer => match answer.strip_prefix('h').map(str::parse) {
                     Some(Ok(held)) => Admission::AlreadyHas(held),
-                    _ => return Err(GateError::Unanswered),
+                    _ => Admission::Refused(parse_refusal(answer).ok_or(GateError::Unanswered)?),
                 },
             };
             decisions.push(Decision { admission, epoch: open.epoch, generation, seq: next, price, at });
@@ -246,6 +241,18 @@ impl RedisGate {
         let _set: i64 = self.send(expire).await?;
         Ok(())
     }
+}
+
+/// The refusal that `admit.lua` names by this letter.
+fn parse_refusal(answer: &str) -> Option<Refusal> {
+    let letter = |refusal| match refusal {
+        Refusal::SoldOut => "s",
+        Refusal::NotStarted => "n",
+        Refusal::Ended => "e",
+        Refusal::Paused => "p",
+        Refusal::NoSuchSale => "d",
+    };
+    Refusal::ALL.iter().copied().find(|&refusal| letter(refusal) == answer)
 }
 
 fn parse_entry(id: &str, fields: &[String]) -> Option<Entry> {

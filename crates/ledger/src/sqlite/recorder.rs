@@ -19,7 +19,7 @@ use crate::db::{ACQUIRE_TIMEOUT, STATEMENT_TIMEOUT};
 use crate::errors::{is_taken, sqlite_failed, sqlite_not_begun};
 
 /// Reserves stock for the batch.
-const ROOM: &str = "\
+const RESERVE_STOCK: &str = "\
     UPDATE sale SET sold = sold + ?1 WHERE id = ?2 AND epoch = ?3 AND sold + ?1 <= total AND orders_indexed_to < 0
     AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
@@ -133,7 +133,7 @@ fn record(connection: &mut Option<Connection>, path: &Path, batch: &Batch) -> Re
 fn insert(connection: &Connection, batch: &Batch) -> rusqlite::Result<bool> {
     let Batch { sale, epoch, orders } = batch;
     let count = i64::try_from(orders.len()).unwrap_or(i64::MAX);
-    if connection.prepare_cached(ROOM)?.execute(params![count, sale.get(), epoch.0])? == 0 {
+    if connection.prepare_cached(RESERVE_STOCK)?.execute(params![count, sale.get(), epoch.0])? == 0 {
         return Ok(false);
     }
     let mut price = connection.prepare_cached("SELECT price_cents FROM sale WHERE id = ?1")?;

@@ -60,7 +60,7 @@ fn read_session(row: &Row) -> Result<Session> {
 impl Store {
     async fn open_all(
         &self,
-        people: &[User],
+        users: &[User],
         sessions: &[SessionId],
         expires_at: Timestamp,
         now: Timestamp,
@@ -71,8 +71,8 @@ impl Store {
         let quoted = |user: &User| format!("'{}'", user.phone.as_str());
         let person = |user: &User| format!("({},{},'{}',{now})", user.id, quoted(user), user.nickname);
         let mut tx = self.db.begin().await?;
-        let mut ids = HashMap::with_capacity(people.len());
-        for some in people.chunks(ROWS) {
+        let mut ids = HashMap::with_capacity(users.len());
+        for some in users.chunks(ROWS) {
             let rows = some.iter().map(person).collect::<Vec<_>>().join(",");
             let leave = dialect.or_leave("phone");
             tx.execute_text(format!("INSERT INTO person (id, phone, nickname, created_at) VALUES {rows}{leave}"))
@@ -83,7 +83,7 @@ impl Store {
                 ids.insert(user.phone, user.id);
             }
         }
-        let found = people.iter().map(|user| ids.get(&user.phone).copied()).collect::<Option<Vec<_>>>();
+        let found = users.iter().map(|user| ids.get(&user.phone).copied()).collect::<Option<Vec<_>>>();
         let found = found.ok_or_else(|| unreadable("a person"))?;
         let session =
             |(id, user): (&SessionId, &UserId)| format!("({},{user},{now},{expires_at})", dialect.bytes(&id.0));
@@ -193,12 +193,12 @@ impl Accounts for Store {
 
     async fn open_sessions(
         &self,
-        people: &[User],
+        users: &[User],
         sessions: &[SessionId],
         expires_at: Timestamp,
         now: Timestamp,
     ) -> Result<Vec<UserId>> {
-        retry_conflicts!(self.open_all(people, sessions, expires_at, now))
+        retry_conflicts!(self.open_all(users, sessions, expires_at, now))
     }
 
     async fn user(&self, id: UserId) -> Result<Option<User>> {

@@ -13,7 +13,7 @@ use crate::errors::{failed, not_begun};
 
 /// Reserves stock for the batch. Locks the sale's row first, like every transaction that changes `sold`.
 /// A sale with orders in quarantine or in the index by user takes the slow path, which reads both.
-const ROOM: &str =
+const RESERVE_STOCK: &str =
     "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total AND orders_indexed_to < 0
     AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
@@ -46,10 +46,10 @@ impl Store {
         failpoint::hit("record.begin");
         let done = match &self.db {
             Pool::Sqlite { writer, recorder, .. } => {
-                let turn = writer.lock().await.map_err(not_begun)?;
+                let guard = writer.lock().await.map_err(not_begun)?;
                 let done = recorder.record(sale, epoch, batch.to_vec()).await;
                 // Only the lock is needed, not its connection.
-                turn.done();
+                guard.done();
                 done?
             }
             _ => self.record_on_server(sale, epoch, batch).await?,
@@ -64,15 +64,15 @@ impl Store {
         sorted.sort_unstable_by_key(|item| item.order);
         let mut tx = self.db.begin().await?;
         let count = sorted.len() as i64;
-        let room = tx.execute(ROOM, args![count, sale.get(), epoch.0, count]).await?;
-        let all_in = room > 0 && insert_all(&mut tx, sale, epoch, &sorted).await?;
-        if all_in {
+        let room = tx.execute(RESERVE_STOCK, args![count, sale.get(), epoch.0, count]).await?;
+        let all_inserted = room > 0 && insert_all(&mut tx, sale, epoch, &sorted).await?;
+        if all_inserted {
             failpoint::hit("record.inserted");
             tx.commit().await?;
         } else {
             tx.roll_back().await?;
         }
-        Ok(all_in)
+        Ok(all_inserted)
     }
 
     async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>> {

@@ -47,15 +47,15 @@ impl Found {
 
 /// Returns one outcome per order, in the order of the batch. The remaining stock goes to the lowest `seq` first.
 pub(crate) fn resolve(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mut Found) -> Vec<RecordOutcome> {
-    let mut turns: Vec<usize> = (0..batch.len()).collect();
-    turns.sort_by_key(|&i| (batch[i].seq, batch[i].order));
-    let mut answers = vec![RecordOutcome::IdCollision; batch.len()];
-    for i in turns {
+    let mut by_seq: Vec<usize> = (0..batch.len()).collect();
+    by_seq.sort_by_key(|&i| (batch[i].seq, batch[i].order));
+    let mut outcomes = vec![RecordOutcome::IdCollision; batch.len()];
+    for i in by_seq {
         let Admitted { order, user, .. } = batch[i];
-        answers[i] = match found.by_row(sale, &batch[i]).or_else(|| found.by_quarantine(sale, &batch[i])) {
+        outcomes[i] = match found.by_row(sale, &batch[i]).or_else(|| found.by_quarantine(sale, &batch[i])) {
             Some(known) => known,
             None => {
-                let answer = match found.live.get(&user) {
+                let outcome = match found.live.get(&user) {
                     Some(&existing) => {
                         RecordOutcome::Rejected { reason: RejectReason::AlreadyHas, existing: Some(existing) }
                     }
@@ -67,17 +67,17 @@ pub(crate) fn resolve(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mu
                     }
                     None => RecordOutcome::Inserted,
                 };
-                let live = answer == RecordOutcome::Inserted;
+                let live = outcome == RecordOutcome::Inserted;
                 if live {
                     found.room -= 1;
                     found.live.insert(user, order);
                 }
                 found.rows.insert(order, Row { sale, user, live });
-                answer
+                outcome
             }
         };
     }
-    answers
+    outcomes
 }
 
 #[cfg(test)]
@@ -118,18 +118,18 @@ mod tests {
                 .map(|(o, u, seq)| Admitted { order: order(o), user: user(u), seq, at: Timestamp::from_ms(0) })
                 .collect();
             let epoch = if same_epoch { Epoch(1) } else { Epoch(2) };
-            let answers = resolve(sale, epoch, &batch, &mut found);
-            prop_assert_eq!(answers.len(), batch.len());
+            let outcomes = resolve(sale, epoch, &batch, &mut found);
+            prop_assert_eq!(outcomes.len(), batch.len());
 
             let (mut sold, mut ids) = (0, HashSet::new());
             let mut owners: HashSet<UserId> = before.keys().copied().collect();
-            for (item, answer) in batch.iter().zip(&answers) {
-                match answer {
+            for (item, outcome) in batch.iter().zip(&outcomes) {
+                match outcome {
                     RecordOutcome::Inserted => {
                         sold += 1;
                         prop_assert!(same_epoch);
                         prop_assert!(ids.insert(item.order), "an id is recorded once");
-                        prop_assert!(owners.insert(item.user), "one live order a person");
+                        prop_assert!(owners.insert(item.user), "one live order per user");
                     }
                     RecordOutcome::Rejected { existing, .. } => {
                         if let Some(existing) = existing { prop_assert!(*existing != item.order); }
@@ -139,7 +139,7 @@ mod tests {
                     }
                     RecordOutcome::AlreadyRecorded | RecordOutcome::Dead | RecordOutcome::IdCollision => {}
                 }
-                prop_assert!(*answer != RecordOutcome::Inserted || !quarantined.contains(&item.order.get()));
+                prop_assert!(*outcome != RecordOutcome::Inserted || !quarantined.contains(&item.order.get()));
             }
             prop_assert!(sold <= room);
         }

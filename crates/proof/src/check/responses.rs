@@ -181,10 +181,7 @@ fn owners_are_not_refused(sale: &SaleHistory<'_>, findings: &mut Findings) {
         let first = confirmed.entry(attempt.user).or_insert((order, attempt.end_us));
         first.1 = first.1.min(attempt.end_us);
     }
-    let refused = |attempt: &&&Attempt| {
-        matches!(attempt.response, Response::SoldOut | Response::NotStarted | Response::Ended | Response::Paused)
-    };
-    for attempt in sale.buys.iter().filter(refused) {
+    for attempt in sale.buys.iter().filter(|attempt| attempt.response.is_gate_refusal()) {
         if let Some((order, since)) = confirmed.get(&attempt.user)
             && *since < attempt.start_us
         {
@@ -321,7 +318,11 @@ pub(super) fn refusals_were_correct(answers: &Responses<'_>, rules: Rules, findi
                 Response::Paused => never_paused,
                 Response::NoSuchSale => status != SaleStatus::Draft,
                 Response::Unauthorized | Response::Cancelled | Response::IllegalStep | Response::NoSuchOrder => true,
-                _ => false,
+                // Whether the sale was sold out is checked from the times of all orders.
+                Response::SoldOut | Response::TooManyRequests => false,
+                Response::Created | Response::Already | Response::Pending | Response::Unknown | Response::Wrong => {
+                    false
+                }
             };
             if incorrect {
                 let (id, user, reason) = (attempt.sale, attempt.user, attempt.response.as_str());
