@@ -26,7 +26,8 @@ async fn rate_limit_sets_retry_after() {
     }
     assert_eq!(replies.iter().map(|reply| reply.status.as_u16()).collect::<Vec<_>>(), [201, 200, 429]);
     let wait: u64 = replies[2].header("retry-after").parse().unwrap();
-    assert!((1..=10).contains(&wait), "{wait}");
+    // Two in a window of 10 s: until half of the next window has passed.
+    assert!((10..=15).contains(&wait), "{wait}");
     for _ in 0..2 {
         client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
     }
@@ -90,7 +91,8 @@ async fn every_kind_of_route_has_a_rate_limit() {
         assert!(replies.iter().all(|reply| reply.status.is_success()), "{replies:?}");
         assert_eq!((last.status.as_u16(), last.text("code").as_str()), (429, "too_many_requests"));
         let wait: u64 = last.header("retry-after").parse().unwrap();
-        assert!((3500..=3600).contains(&wait), "{wait}");
+        // Until a third of the next window has passed.
+        assert!((4700..=4800).contains(&wait), "{wait}");
     }
     assert_eq!(client.get("/v1/orders", &two.token).await.unwrap().status, 200, "limits are per user");
 }
