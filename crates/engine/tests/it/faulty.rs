@@ -1,7 +1,7 @@
 //! The real ledger with failures injected before or after a call.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct Faults {
     pub cuts: Mutex<VecDeque<Cut>>,
     pub poison: Mutex<Vec<UserId>>,
     pub calls: AtomicUsize,
+    /// Whether the database rejects a discarded order, too.
+    pub rejects_discards: AtomicBool,
     /// Whether the next calls of `audit` arrive; `false` is cut.
     pub audits: Mutex<VecDeque<bool>>,
 }
@@ -80,6 +82,9 @@ impl OrderLedger for Faulty {
     }
 
     async fn discard_quarantined(&self, id: OrderId) -> Result<DiscardOutcome> {
+        if self.faults.rejects_discards.load(Ordering::SeqCst) {
+            return Err(LedgerError::Poison("cannot hold this".into()));
+        }
         self.inner.discard_quarantined(id).await
     }
 

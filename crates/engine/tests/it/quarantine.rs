@@ -1,6 +1,7 @@
 //! Orders whose data the ledger rejects: they are isolated, and only they go into quarantine.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use stampede_core::ports::RecordOutcome;
@@ -74,6 +75,11 @@ async fn discarded_order_returns_its_stock_and_stays_dead() {
     assert_eq!(refused.code(), Code::SoldOut, "its stock is taken");
     until("the order is quarantined", async || !tier.engine.quarantined(None, 10).await.unwrap().is_empty()).await;
     let id = tier.engine.quarantined(None, 10).await.unwrap()[0].admitted.order;
+    // A database that rejects even the `rejected` row: the operator gets its message, and the order stays in quarantine.
+    faults.rejects_discards.store(true, Ordering::SeqCst);
+    assert_eq!(tier.engine.discard_quarantined(id).await.unwrap_err().code(), Code::NotRecordable);
+    assert_eq!(tier.engine.quarantined(None, 10).await.unwrap().len(), 1);
+    faults.rejects_discards.store(false, Ordering::SeqCst);
     tier.engine.discard_quarantined(id).await.unwrap();
     until("the mark is released", async || tier.engine.sale(tier.sale).await.unwrap().remaining == 1).await;
     assert_eq!(tier.stores.ledger.order(id).await.unwrap().unwrap().status, OrderStatus::Rejected);
