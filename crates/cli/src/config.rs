@@ -38,7 +38,7 @@ impl Config {
         let (Command::Show(given) | Command::Check(given)) = &self.command;
         // Everything that can be validated without opening a database, a token file or a port.
         let settings = Settings::load(&given.flags, &given.serve)?;
-        settings.database()?;
+        settings.tier(&settings.database()?)?;
         settings.admin_listen()?;
         settings.trusted_proxies()?;
         settings.cors_origins()?;
@@ -56,10 +56,11 @@ impl Config {
                 {
                     *url = Database::parse(url)?.to_string();
                 }
-                if let Some(toml::Value::String(url)) =
-                    table.get_mut("login").and_then(|login| login.get_mut("webhook_url"))
-                {
-                    *url = SecretUrl::from(url.as_str()).to_string();
+                for (section, name) in [("login", "webhook_url"), ("redis", "url")] {
+                    if let Some(toml::Value::String(url)) = table.get_mut(section).and_then(|table| table.get_mut(name))
+                    {
+                        *url = SecretUrl::from(url.as_str()).to_string();
+                    }
                 }
                 write!(out, "{}", toml::to_string_pretty(&table).context("cannot print the settings")?)?;
             }

@@ -10,10 +10,13 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
-use stampede_engine::{AuthConfig, Config as EngineConfig, SendBudgets, SessionKeys, SoloConfig, TierConfig};
+use stampede_engine::{
+    AuthConfig, Config as EngineConfig, SendBudgets, SessionKeys, SharedConfig, SoloConfig, TierConfig,
+};
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
+use stampede_redis::Client;
 
 use crate::redact::{SecretUrl, without_credentials};
 
@@ -47,9 +50,13 @@ impl Flags {
 /// Flags of `serve` only.
 #[derive(Debug, Default, Args)]
 pub struct ServeFlags {
-    /// The tier: solo [default: solo]
+    /// The tier: solo, one process; or shared, several nodes with a gate in Redis [default: solo]
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
+
+    /// The Redis server of the gate, for the tier shared: redis://USER:PASSWORD@HOST:PORT/DATABASE
+    #[arg(long, value_name = "URL")]
+    redis: Option<String>,
 
     /// The address for buyers [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
@@ -64,12 +71,14 @@ pub struct ServeFlags {
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
     Solo,
+    Shared,
 }
 
 impl Tier {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Solo => "solo",
+            Self::Shared => "shared",
         }
     }
 }
@@ -111,12 +120,22 @@ pub struct Settings {
     pub listen: SocketAddr,
     admin_listen: String,
     pub allow_load_test: bool,
+    redis: Redis,
     pub admin: Admin,
     http: Http,
     pub buy: Buy,
     pub login: Login,
     pub limits: Limits,
     pub log: Log,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Redis {
+    url: SecretUrl,
+    assume_noeviction: bool,
+    connect_timeout_ms: u64,
+    response_timeout_ms: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -231,6 +250,7 @@ pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config
         ("database", flags.database.clone()),
         ("data_dir", flags.data_dir.as_deref().map(|path| path.display().to_string())),
         ("tier", serve.tier.clone()),
+        ("redis.url", serve.redis.clone()),
         ("listen", serve.listen.clone()),
         ("admin_listen", serve.admin_listen.clone()),
     ];
@@ -254,6 +274,8 @@ impl Settings {
 
     fn check(&self) -> anyhow::Result<()> {
         let at_least_one = [
+            ("redis.connect_timeout_ms", self.redis.connect_timeout_ms),
+            ("redis.response_timeout_ms", self.redis.response_timeout_ms),
             ("http.max_connections", self.http.max_connections as u64),
             ("http.max_connections_per_address", self.http.max_connections_per_address as u64),
             ("http.head_timeout_ms", self.http.head_timeout_ms),
@@ -374,18 +396,58 @@ impl Settings {
         })
     }
 
-    pub fn engine(&self, database: &Database, session_keys: Option<SessionKeys>, demo: bool) -> EngineConfig {
+    /// The client of Redis. Nothing is sent.
+    fn redis(&self) -> anyhow::Result<Arc<Client>> {
+        let Redis { url, connect_timeout_ms, response_timeout_ms, .. } = &self.redis;
+        let (connect, response) =
+            (Duration::from_millis(*connect_timeout_ms), Duration::from_millis(*response_timeout_ms));
+        // The error is not shown, because it may quote the password.
+        let client = Client::new(url.expose().into(), connect, response);
+        Ok(Arc::new(client.map_err(|_| anyhow!("redis.url: {url} is not a URL such as redis://127.0.0.1:6379/0"))?))
+    }
+
+    /// The tier and its settings.
+    pub fn tier(&self, database: &Database) -> anyhow::Result<TierConfig> {
+        let Buy { max_batch, queue_per_sale, queue_total, quarantine_after_ms, .. } = self.buy;
+        let quarantine_after = Duration::from_millis(quarantine_after_ms);
+        let is_embedded = matches!(database, Database::Sqlite(_));
+        match self.tier {
+            Tier::Solo => {
+                // This process holds the lock of an embedded database.
+                let shared_ledger = !is_embedded;
+                Ok(TierConfig::Solo(SoloConfig {
+                    shared_ledger,
+                    max_batch,
+                    queue_per_sale,
+                    queue_total,
+                    quarantine_after,
+                }))
+            }
+            Tier::Shared if is_embedded => bail!(
+                "the tier shared has several nodes, and SQLite belongs to one process: set --database to mysql://… or postgres://…"
+            ),
+            Tier::Shared if self.redis.url.expose().is_empty() => {
+                bail!("the tier shared has its gate in Redis: set --redis, such as redis://127.0.0.1:6379")
+            }
+            Tier::Shared => {
+                let (redis, assume_noeviction) = (self.redis()?, self.redis.assume_noeviction);
+                Ok(TierConfig::Shared(SharedConfig {
+                    redis,
+                    assume_noeviction,
+                    max_batch,
+                    queue_per_sale,
+                    queue_total,
+                    quarantine_after,
+                }))
+            }
+        }
+    }
+
+    pub fn engine(&self, tier: TierConfig, session_keys: Option<SessionKeys>, demo: bool) -> EngineConfig {
         let (buy, login) = (&self.buy, &self.login);
         EngineConfig {
             answer_timeout: Duration::from_millis(buy.answer_timeout_ms),
-            tier: TierConfig::Solo(SoloConfig {
-                // This process holds the lock of an embedded database.
-                shared_ledger: !matches!(database, Database::Sqlite(_)),
-                max_batch: buy.max_batch,
-                queue_per_sale: buy.queue_per_sale,
-                queue_total: buy.queue_total,
-                quarantine_after: Duration::from_millis(buy.quarantine_after_ms),
-            }),
+            tier,
             auth: AuthConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
                 session_lifetime: Duration::from_millis(login.session_lifetime_ms),

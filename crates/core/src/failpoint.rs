@@ -8,8 +8,12 @@
 //!   read every few milliseconds, so a test can change the clock while the process runs
 //! - `STAMPEDE_PLANTED_BUGS="sync-off"`: plant known bugs, separated by commas, so that the tests can show that they detect them
 
-/// Every failpoint, in the order in which an order passes them.
-pub const ALL: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted", "record.committed", "buy.answer"];
+/// The failpoints of every tier, in the order in which an order passes them.
+pub const BUYING: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted", "record.committed", "buy.answer"];
+
+/// The failpoints of tiers with a gate on a server: before an outbox entry is settled; during a rebuild of the gate.
+pub const SERVER_GATE: [&str; 5] =
+    ["outbox.settle", "rebuild.begun", "rebuild.closed", "rebuild.loading", "rebuild.opened"];
 
 /// Every bug that can be planted:
 ///
@@ -49,6 +53,10 @@ mod enabled {
         })
     }
 
+    fn is_failpoint(name: &str) -> bool {
+        super::BUYING.contains(&name) || super::SERVER_GATE.contains(&name)
+    }
+
     fn parse(text: &str) -> Option<(String, Point)> {
         let (name, rest) = text.split_once('=')?;
         let (action, from_hit) = match rest.split_once('@') {
@@ -60,13 +68,13 @@ mod enabled {
             Some(("pause", ms)) => Action::Pause(Duration::from_millis(ms.parse().ok()?)),
             _ => return None,
         };
-        super::ALL.contains(&name).then(|| (name.to_owned(), Point { action, from_hit, hits: AtomicU64::new(0) }))
+        is_failpoint(name).then(|| (name.to_owned(), Point { action, from_hit, hits: AtomicU64::new(0) }))
     }
 
     /// Runs the action of the failpoint `name`, if it has one.
     #[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
     pub fn hit(name: &'static str) {
-        debug_assert!(super::ALL.contains(&name), "failpoint {name} is not in the list");
+        debug_assert!(is_failpoint(name), "failpoint {name} is not in a list");
         let Some(point) = points().get(name) else { return };
         if point.hits.fetch_add(1, Ordering::SeqCst) + 1 < point.from_hit {
             return;

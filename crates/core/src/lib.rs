@@ -28,6 +28,6 @@ pub use error::{Code, Invalid};
 pub use ids::{Epoch, OrderId, SaleId, ShopId, ShopTypeId, UserId, VoucherId};
 pub use money::Money;
 pub use order::{Order, OrderStatus, RejectReason};
-pub use sale::{Sale, SaleState, SaleStatus, Window};
+pub use sale::{Sale, SalePhase, SaleState, SaleStatus, Window};
 pub use shop::{NewSale, NewShop, NewVoucher, Shop, ShopType, Voucher, VoucherKind};
 pub use user::{LONG_CODES_AFTER, Phone, User};

@@ -44,6 +44,34 @@ impl SaleStatus {
     }
 }
 
+/// Whether a gate on a server has the sale. The tier `solo` does not use it: its gate is a part of its process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SalePhase {
+    /// Open in the gate, under the sale's epoch.
+    Open,
+    /// A rebuild of the gate has begun.
+    Closing,
+    /// The gate is being loaded with the sale's marks, under the sale's epoch.
+    Loading,
+}
+
+impl SalePhase {
+    pub const ALL: [Self; 3] = [Self::Open, Self::Closing, Self::Loading];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closing => "closing",
+            Self::Loading => "loading",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|phase| phase.as_str() == text)
+    }
+}
+
 /// The sale is on in `begin..end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
@@ -81,6 +109,7 @@ pub struct Sale {
     /// How many live orders there are.
     pub sold: u32,
     pub epoch: Epoch,
+    pub phase: SalePhase,
     /// Rises with every edit: the gate takes an edit only if its version is higher.
     pub ver: i64,
     /// How many orders were live and died. A process that sees it rise knows that its marks may be out of date, even if as many are sold
@@ -138,6 +167,9 @@ mod tests {
             assert_eq!(SaleStatus::parse(status.as_str()), Some(status));
             assert!(!status.may_become(SaleStatus::Draft));
             assert!(!SaleStatus::Ended.may_become(status));
+        }
+        for phase in SalePhase::ALL {
+            assert_eq!(SalePhase::parse(phase.as_str()), Some(phase));
         }
     }
 }

@@ -52,10 +52,6 @@ impl<Req: Sync, B: Backend<Req>> Backend<Req> for Arc<B> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abandoned {
     /// Drop it: nothing depends on it.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for calls of a gate on a server, which have no effect before they are sent")
-    )]
     Drop,
     /// Carry it out: something has happened that depends on it, such as a mark in the gate.
     Keep,

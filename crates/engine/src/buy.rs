@@ -74,11 +74,6 @@ impl Engine {
         let order = self.next_id(OrderId::new)?;
         match self.tier.admit(sale, AdmitRequest { user, order }).await? {
             AdmitOutcome::Admitted { decision, outcome } => {
-                let outcome = if failpoint::planted("answer-early") {
-                    CommitOutcome::Decided(RecordOutcome::Inserted)
-                } else {
-                    outcome.await.map_err(|_| Error::OutcomeUnknown)?
-                };
                 if outcome == CommitOutcome::Decided(RecordOutcome::Inserted) {
                     let Decision { price, at, .. } = decision;
                     let status = OrderStatus::Unpaid;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
-use stampede_core::ids::{IdMaker as _, NotAnId, Snowflake};
-use stampede_core::ports::{LedgerError, Stores};
+use stampede_core::ids::{IdMaker as _, Lease, NotAnId, Snowflake};
+use stampede_core::ports::{ClaimOutcome, LedgerError, Stores};
 use stampede_core::{Clock, Code, SaleId, UserId};
 use stampede_lock::KeyedMutex;
 use tokio::sync::Notify;
@@ -21,7 +21,7 @@ use crate::sale_index::SaleIndex;
 use crate::tier::{self, Context, Tier, TierConfig};
 use crate::workers;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Config {
     /// How long a buyer waits for an answer before being told that the outcome is not known yet.
     pub answer_timeout: Duration,
@@ -33,8 +33,12 @@ pub struct Config {
 pub enum StartError {
     #[error("cannot start: the ledger failed")]
     Ledger(#[from] LedgerError),
-    #[error("cannot start: the gate failed")]
-    Gate(#[source] Error),
+    #[error(
+        "cannot start the tier {tier}: a node of the tier {other} runs on this database, or was killed less than a minute ago"
+    )]
+    OtherTier { tier: &'static str, other: String },
+    #[error("cannot start: {0}")]
+    Redis(String),
     #[error("cannot start: the session key in the ledger has {0} bytes, not 32")]
     Key(usize),
 }
@@ -71,6 +75,27 @@ impl Engine {
         let holder = format!("{:032x}", rand::rng().random::<u128>());
         let ledger = stores.ledger.clone();
         let lease = workers::lease::first(ledger.as_ref(), &holder).await?;
+        // On the heap, because it is large and happens once.
+        let started = Box::pin(Self::start_with(config, stores, clock, sender, holder.clone(), lease)).await;
+        if started.is_err() {
+            // Otherwise this process would count as running until the lease ends. The reason of the failure matters more.
+            let _ = ledger.return_worker(&holder, lease.worker, lease.from).await;
+        }
+        started
+    }
+
+    async fn start_with(
+        config: Config,
+        stores: Stores,
+        clock: Arc<dyn Clock>,
+        sender: Option<Arc<dyn Sender>>,
+        holder: String,
+        lease: Lease,
+    ) -> Result<Arc<Self>, StartError> {
+        let (ledger, tier) = (stores.ledger.clone(), config.tier.name());
+        if let ClaimOutcome::OtherTier(other) = ledger.claim_tier(&holder, tier).await? {
+            return Err(StartError::OtherTier { tier, other });
+        }
         let ids = Arc::new(Snowflake::new(clock.clone(), lease));
 
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
@@ -86,19 +111,25 @@ impl Engine {
             sessions: auth.sessions(),
             has_others: has_others.clone(),
         };
+        let has_shared_ledger = config.tier.has_shared_ledger();
         let tier = tier::start(config.tier, context).await?;
-        workers::pending_releases::release_all(ledger.as_ref(), tier.gate()).await.map_err(StartError::Gate)?;
 
         let release_added = Arc::new(Notify::new());
         let mut workers = JoinSet::new();
         workers.spawn(workers::lease::run(ledger.clone(), ids.clone(), holder.clone()));
-        workers.spawn(workers::pending_releases::run(ledger.clone(), tier.clone(), release_added.clone()));
+        workers.spawn(workers::pending_releases::run(
+            ledger.clone(),
+            tier.clone(),
+            sale_index.clone(),
+            clock.clone(),
+            release_added.clone(),
+        ));
         workers.spawn(workers::sessions::run(stores.accounts.clone(), clock.clone(), auth.sessions(), touched));
         workers.spawn(workers::index::run(ledger, clock.clone()));
 
         Ok(Arc::new(Self {
             answer_timeout: config.answer_timeout,
-            catalogue_cache: CatalogueCache::new(stores.catalogue.clone(), config.tier.has_shared_ledger()),
+            catalogue_cache: CatalogueCache::new(stores.catalogue.clone(), has_shared_ledger),
             buyers: KeyedMutex::new(),
             workers: Mutex::new(workers),
             stores,
@@ -117,14 +148,15 @@ impl Engine {
         self.clock.as_ref()
     }
 
-    /// How many admitted orders have not reached the ledger.
+    /// How many requests to buy wait for the gate or the ledger.
     pub fn waiting(&self) -> usize {
         self.tier.waiting()
     }
 
-    /// Checks that the ledger answers.
+    /// Checks that the ledger answers and that the gate can be used.
     pub async fn ready(&self) -> Result<(), Error> {
-        Ok(self.stores.ledger.ping().await?)
+        self.stores.ledger.ping().await?;
+        self.tier.ready()
     }
 
     pub(crate) fn next_id<T>(&self, of: impl FnOnce(i64) -> Result<T, NotAnId>) -> Result<T, Error> {

@@ -26,6 +26,9 @@ pub enum Error {
     /// A bound is reached. Nothing was done.
     #[error("a bound is reached")]
     Busy,
+    /// Buying is not possible now; the text says why.
+    #[error("{0}")]
+    Unready(String),
     /// Not known in time. Repeating the request tells.
     #[error("the outcome is not known yet")]
     OutcomeUnknown,
@@ -55,7 +58,8 @@ impl Error {
                 Code::OutcomeUnknown
             }
             Self::Ledger(LedgerError::Conflict(_) | LedgerError::Unavailable(_))
-            | Self::Gate(GateError::Lost | GateError::NotSent)
+            | Self::Gate(GateError::Lost | GateError::NotOpen | GateError::NotSent)
+            | Self::Unready(_)
             | Self::Sender(_) => Code::Unavailable,
             Self::Ledger(LedgerError::Poison(_)) => Code::Internal,
         }

@@ -41,5 +41,5 @@ pub use login::{CodeSent, LoggedIn, Sender};
 pub use proof_of_work::{Puzzle, Solution};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;
-pub use tier::{SoloConfig, TierConfig};
+pub use tier::{SharedConfig, SoloConfig, TierConfig};
 pub use token::SessionKeys;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stampede_core::ports::{CreateOutcome, EditOutcome, LedgerError, OrderRow, SaleDraft, Snapshot};
+use stampede_core::ports::{CreateOutcome, EditOutcome, GateError, OrderRow, SaleDraft, Snapshot};
 use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, shop};
 
 use crate::audit::Outcome;
@@ -85,16 +85,8 @@ impl Engine {
     /// A sale that another process has created a moment ago. It is opened here, too. Concurrent calls ask the ledger once.
     pub(crate) async fn find_in_ledger(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
         let Some(sales) = &self.catalogue_cache.sales else { return Ok(None) };
-        let (ledger, tier, clock) = (self.stores.ledger.clone(), self.tier.clone(), self.clock.clone());
-        let load = async move || {
-            let Some(loaded) = ledger.load(id).await? else { return Ok(None) };
-            let sale = loaded.sale.clone();
-            if !is_long_over(&sale, clock.now()) {
-                tier.gate().open(loaded).await.map_err(|error| LedgerError::Unavailable(error.into()))?;
-            }
-            Ok(Some(sale))
-        };
-        let sale = sales.get_or_load(&id, load).await?;
+        let tier = self.tier.clone();
+        let sale = sales.get_or_load(&id, async move || tier.discover(id).await).await?;
         if let Some(sale) = &sale {
             self.sale_index.put(Sale::clone(sale));
         }
@@ -112,16 +104,11 @@ impl Engine {
             CreateOutcome::AlreadyExists => return Err(Error::Plain(Code::SaleExists)),
         }
         // The sale is created, so after a failure from here on the outcome is not known.
-        let loaded = self.stores.ledger.load(id).await.map_err(|error| {
-            tracing::error!(sale = %id, error = describe(&error), "a sale was created but cannot be read");
+        let opened = self.tier.open_created(id).await.map_err(|error| {
+            tracing::error!(sale = %id, error = describe(&error), "a sale was created but cannot be opened yet");
             Error::OutcomeUnknown
         })?;
-        let loaded = loaded.ok_or(Error::Plain(Code::Internal))?;
-        let sale = loaded.sale.clone();
-        if !is_long_over(&sale, self.clock.now()) {
-            self.tier.gate().open(loaded).await.map_err(|_| Error::OutcomeUnknown)?;
-        }
-        self.sale_index.put(sale);
+        self.sale_index.put(opened.ok_or(Error::Plain(Code::Internal))?);
         self.any_sale(id)
     }
 
@@ -158,7 +145,11 @@ impl Engine {
             EditOutcome::RequestIdReused => return Err(Error::Plain(Code::RequestIdReused)),
         };
         // The ledger has the edit, so after a failure of the gate the outcome is not known. Repeating the request applies it.
-        self.tier.gate().edit(&sale).await.map_err(|_| Error::OutcomeUnknown)?;
+        match self.tier.gate().edit(&sale).await {
+            // A sale that is long over is no longer in the gate.
+            Err(GateError::NotOpen) if is_long_over(&sale, self.clock.now()) => {}
+            edited => drop(edited.map_err(|_| Error::OutcomeUnknown)?),
+        }
         self.sale_index.put(sale.clone());
         let view = self.any_sale(id)?;
         Ok(match before {

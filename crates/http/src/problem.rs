@@ -88,7 +88,8 @@ impl Problem {
 
 /// Whether the conversion into a [`Problem`] logs this error: the title tells the client what to do, and the cause is for the log alone.
 pub(crate) const fn is_logged(error: &Error) -> bool {
-    matches!(error, Error::Ledger(_) | Error::Gate(_) | Error::Sender(_))
+    // A tier logs by itself when its gate cannot be used, once and not for every request.
+    matches!(error, Error::Ledger(_) | Error::Sender(_))
 }
 
 impl From<Error> for Problem {
@@ -108,6 +109,7 @@ impl From<Error> for Problem {
             | Error::Plain(_)
             | Error::Busy
             | Error::OutcomeUnknown
+            | Error::Unready(_)
             | Error::Ledger(_)
             | Error::Gate(_)
             | Error::Sender(_) => {}

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stampede_core::ports::{Ledger, OrderRow, SaleRecords};
 use stampede_core::{
-    Clock as _, Epoch, Money, Order, OrderId, Sale, SaleId, SaleStatus, SystemClock, Timestamp, UserId, VoucherId,
-    Window,
+    Clock as _, Epoch, Money, Order, OrderId, Sale, SaleId, SalePhase, SaleStatus, SystemClock, Timestamp, UserId,
+    VoucherId, Window,
 };
 
 use crate::check::{self, Backlog, Evidence, GateView, Line, NodeGate, Polling, Rules};
@@ -347,6 +347,8 @@ impl System {
             // The routes do not return this number, so the live orders are counted.
             sold: u32::try_from(orders.iter().filter(|row: &&OrderRow| row.live).count()).unwrap_or(u32::MAX),
             epoch: Epoch(number(&sale, "epoch", &path)?),
+            // The routes do not return it either, and no check uses it.
+            phase: SalePhase::Open,
             ver: number(&sale, "ver", &path)?,
             released: 0,
         };

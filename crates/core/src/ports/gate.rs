@@ -23,6 +23,9 @@ pub enum GateError {
     /// A bound is reached. Nothing was done.
     #[error("the gate is busy")]
     Busy,
+    /// The sale is not open in the gate: it is being loaded, or the gate is being rebuilt. Nothing was done.
+    #[error("the sale is not open in the gate yet")]
+    NotOpen,
     /// The call was not sent. Nothing was done.
     #[error("the gate cannot be reached")]
     NotSent,
@@ -92,11 +95,12 @@ pub trait Gate: Send + Sync + fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<Vec<Decision>>, GateError>;
 
-    /// Releases marks that still belong to their orders. Returns which did.
+    /// Releases marks that still belong to their orders. Returns which did. A gate on a server that does not have the sale answers
+    /// [`GateError::NotOpen`], because it may be about to load the marks.
     async fn release(&self, sale: SaleId, releases: &[Release]) -> Result<Vec<bool>, GateError>;
 
     /// Applies the sale's settings if their version is higher than the gate's. The cap is never set below the number of marks;
-    /// the resulting cap is returned.
+    /// the resulting cap is returned. A gate on a server that does not have the sale answers [`GateError::NotOpen`].
     async fn edit(&self, sale: &Sale) -> Result<Option<u32>, GateError>;
 
     /// Opens the sale with the marks that the ledger has, unless it is open already.

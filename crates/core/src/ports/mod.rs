@@ -2,7 +2,7 @@
 //!
 //! - [`gate`]: decides who may buy
 //! - [`Ledger`]: stores sales and orders, whichever database it is written for; made of [`OrderLedger`], [`SaleLedger`],
-//!   [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
+//!   [`GateRecords`], [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
 //! - [`Catalogue`]: shops and vouchers; [`Accounts`]: users and sessions
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. Whether a failed call may be retried is in the
@@ -12,6 +12,7 @@ mod accounts;
 mod audit;
 mod catalogue;
 pub mod gate;
+mod gate_record;
 mod leases;
 mod orders;
 mod sales;
@@ -28,6 +29,7 @@ pub use accounts::{
 pub use audit::{AuditFilter, AuditLog, AuditRow};
 pub use catalogue::{Catalogue, ReplaceOutcome, ShopFilter, ShopPage};
 pub use gate::{Decision, Gate, GateError, Snapshot};
+pub use gate_record::{ClaimOutcome, GateRecord, GateRecords};
 pub use leases::WorkerLeases;
 pub use orders::{
     Admitted, DiscardOutcome, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome, TransitionOutcome,
@@ -66,7 +68,7 @@ pub enum CreateOutcome {
 
 /// The record of sales and orders.
 #[async_trait]
-pub trait Ledger: OrderLedger + SaleLedger + WorkerLeases + AuditLog + fmt::Debug {
+pub trait Ledger: OrderLedger + SaleLedger + GateRecords + WorkerLeases + AuditLog + fmt::Debug {
     /// Checks that the database answers.
     async fn ping(&self) -> Result<()>;
 

@@ -1,7 +1,10 @@
 //! How an order gets from a request to the ledger. Each tier is one implementation of [`Tier`].
 //!
 //! - [`solo`]: the gate is in this process, and the ledger has the order before the buyer is answered
+//! - [`shared`]: many nodes, one gate in Redis, and the ledger has the order before the buyer is answered
 
+mod per_sale;
+mod shared;
 mod solo;
 
 use std::fmt;
@@ -10,30 +13,40 @@ use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Decision, Gate, Ledger};
-use stampede_core::{Clock, OrderId, Refusal, SaleId};
+use stampede_core::ports::{Decision, Gate, Ledger, LedgerError};
+use stampede_core::{Clock, OrderId, Refusal, Sale, SaleId};
 
 use crate::auth::CachedSession;
-use crate::batcher::Ticket;
 use crate::engine::StartError;
 use crate::error::Error;
 use crate::recording::CommitOutcome;
 use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
 
+pub use shared::SharedConfig;
 pub use solo::SoloConfig;
 
 /// Which tier, and its settings.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum TierConfig {
     Solo(SoloConfig),
+    Shared(SharedConfig),
 }
 
 impl TierConfig {
+    /// The tier's name in settings, and in the ledger.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Solo(_) => "solo",
+            Self::Shared(_) => "shared",
+        }
+    }
+
     /// Whether other processes may write to the same ledger.
     pub(crate) const fn has_shared_ledger(&self) -> bool {
         match self {
             Self::Solo(config) => config.shared_ledger,
+            Self::Shared(_) => true,
         }
     }
 }
@@ -54,11 +67,10 @@ pub(crate) struct Context {
 /// The answer of [`Tier::admit`].
 #[derive(Debug)]
 pub(crate) enum AdmitOutcome {
-    /// The order is on its way to the ledger. The ticket resolves to what became of it; dropping the ticket does not stop the
-    /// order.
+    /// The gate admitted the order, and the ledger was asked to record it.
     Admitted {
         decision: Decision,
-        outcome: Ticket<CommitOutcome>,
+        outcome: CommitOutcome,
     },
     /// The buyer holds a mark for this order.
     AlreadyHas {
@@ -76,6 +88,12 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Records an order that has a mark and no row, because it is on its way or its caller went away.
     async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error>;
 
+    /// Finds a sale that another process has created, and lets requests for it through to the gate if it is open there.
+    async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError>;
+
+    /// Opens a sale that this process has just created in the ledger.
+    async fn open_created(&self, sale: SaleId) -> Result<Option<Sale>, Error>;
+
     /// The gate of all sales.
     fn gate(&self) -> &dyn Gate;
 
@@ -85,7 +103,10 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Whether the gate knows every live order. If it does not, a buyer who is refused may have an order in the ledger.
     fn is_authoritative(&self) -> bool;
 
-    /// How many admitted orders have not reached the ledger.
+    /// Whether requests to buy can be served, as far as the gate is concerned.
+    fn ready(&self) -> Result<(), Error>;
+
+    /// How many requests wait for the gate or the ledger.
     fn waiting(&self) -> usize;
 
     /// Takes no more orders, and returns when every admitted order has an outcome.
@@ -96,5 +117,6 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
 pub(crate) async fn start(config: TierConfig, context: Context) -> Result<Arc<dyn Tier>, StartError> {
     match config {
         TierConfig::Solo(config) => Ok(solo::Solo::start(config, context).await?),
+        TierConfig::Shared(config) => Ok(shared::Shared::start(config, context).await?),
     }
 }

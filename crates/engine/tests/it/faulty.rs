@@ -153,6 +153,33 @@ impl SaleLedger for Faulty {
 }
 
 #[async_trait]
+impl GateRecords for Faulty {
+    async fn gate_record(&self, new_id: &str) -> Result<GateRecord> {
+        self.inner.gate_record(new_id).await
+    }
+
+    async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome> {
+        self.inner.claim_tier(holder, tier).await
+    }
+
+    async fn begin_rebuild(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>> {
+        self.inner.begin_rebuild(from, end_after).await
+    }
+
+    async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>> {
+        self.inner.begin_load(sale, incarnation).await
+    }
+
+    async fn finish_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<bool> {
+        self.inner.finish_load(sale, epoch, incarnation).await
+    }
+
+    async fn now(&self) -> Result<Timestamp> {
+        self.inner.now().await
+    }
+}
+
+#[async_trait]
 impl WorkerLeases for Faulty {
     async fn lease_worker(
         &self,

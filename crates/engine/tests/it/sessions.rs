@@ -76,16 +76,16 @@ async fn session_is_refreshed_by_public_pages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_ends_at_its_lifetime_however_often_it_is_used() {
     let mut config = CONFIG;
-    config.auth.session_lifetime = config.auth.session_ttl * 3;
+    let (step, lifetime) = (config.auth.session_ttl / 2, config.auth.session_ttl * 3);
+    config.auth.session_lifetime = lifetime;
     let (tier, clock, now) = at_rest(config).await;
     let engine = &tier.engine;
     let session = log_in(engine, "13800138000").await.unwrap();
-    let step = config.auth.session_ttl / 2;
     for n in 1..=5 {
         clock.set(now.plus(step * n));
         authenticate(engine, &session.token).await.unwrap();
     }
-    clock.set(now.plus(config.auth.session_lifetime));
+    clock.set(now.plus(lifetime));
     assert!(is_refused(engine, &session.token).await);
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use proptest::prelude::*;
-use stampede_core::VoucherId;
+use stampede_core::{SalePhase, VoucherId};
 
 const BEGIN_MS: i64 = 1_000;
 const END_MS: i64 = 2_000;
@@ -18,6 +18,7 @@ fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
         cap,
         sold: 0,
         epoch: Epoch(1),
+        phase: SalePhase::Open,
         ver,
         released: 0,
     }

@@ -10,7 +10,7 @@
 //! `L` is the id of the ledger, so that two installations on one Redis do not meet; `S` is the sale. Ids are strings in the scripts,
 //! because numbers in Lua lose 63-bit integers.
 //!
-//! The text of the scripts contains the incarnation, a number of the ledger. They are called by `EVALSHA` only: Redis keeps loaded
+//! The text of the scripts contains the id of the ledger and the incarnation, a number of the ledger. They are called by `EVALSHA` only: Redis keeps loaded
 //! scripts neither on disk nor on replicas, so `NOSCRIPT` means that another process answers, which may have lost marks. Only a
 //! rebuild loads the scripts, under a new incarnation.
 
@@ -19,7 +19,7 @@ mod scripts;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
@@ -74,60 +74,125 @@ struct OpenSale {
     epoch: Epoch,
     /// The highest sequence number that this node has seen. A gate with a lower one has lost admissions.
     seen_seq: AtomicI64,
+    /// What was left at the last call of this node.
+    remaining: AtomicU32,
 }
 
-/// A gate in Redis, under one incarnation.
+/// The scripts of one incarnation, and the sales that are open under it.
+#[derive(Debug)]
+struct Incarnation {
+    number: u64,
+    scripts: Scripts,
+    sales: RwLock<HashMap<SaleId, Arc<OpenSale>>>,
+}
+
+impl Incarnation {
+    fn new(ledger: &str, number: u64) -> Arc<Self> {
+        Arc::new(Self { number, scripts: Scripts::new(ledger, number), sales: RwLock::default() })
+    }
+
+    fn find(&self, sale: SaleId) -> Option<Arc<OpenSale>> {
+        self.sales.read().get(&sale).cloned()
+    }
+
+    fn adopt(&self, sale: SaleId, epoch: Epoch, remaining: u32) {
+        let mut sales = self.sales.write();
+        if sales.get(&sale).is_none_or(|open| open.epoch < epoch) {
+            let (seen_seq, remaining) = (AtomicI64::new(0), AtomicU32::new(remaining));
+            sales.insert(sale, Arc::new(OpenSale { epoch, seen_seq, remaining }));
+        }
+    }
+}
+
+/// A gate in Redis, under the incarnation that the ledger calls valid.
 pub struct RedisGate {
     client: Arc<Client>,
     ledger: String,
-    scripts: Scripts,
     /// The most entries in the outbox of a sale.
     outbox_bound: u32,
-    sales: RwLock<HashMap<SaleId, Arc<OpenSale>>>,
+    current: RwLock<Arc<Incarnation>>,
 }
 
 impl RedisGate {
     /// A gate of the installation `ledger`. Nothing is sent.
     pub fn new(client: Arc<Client>, ledger: impl Into<String>, incarnation: u64, outbox_bound: u32) -> Self {
-        Self {
-            client,
-            ledger: ledger.into(),
-            scripts: Scripts::new(incarnation),
-            outbox_bound,
-            sales: RwLock::default(),
+        let ledger = ledger.into();
+        let current = RwLock::new(Incarnation::new(&ledger, incarnation));
+        Self { client, ledger, outbox_bound, current }
+    }
+
+    fn current(&self) -> Arc<Incarnation> {
+        self.current.read().clone()
+    }
+
+    pub fn incarnation(&self) -> u64 {
+        self.current.read().number
+    }
+
+    /// Replaces an older incarnation. No sale is open under the new one until it is adopted.
+    pub fn set_incarnation(&self, number: u64) {
+        let mut current = self.current.write();
+        if current.number < number {
+            *current = Incarnation::new(&self.ledger, number);
         }
     }
 
     /// Loads the scripts of this incarnation. Only a rebuild does this.
     pub async fn load_scripts(&self) -> Result<(), GateError> {
-        for script in self.scripts.all() {
+        for script in self.current().scripts.all() {
             self.client.script_load(script).await.map_err(|error| unanswered(&error))?;
         }
         Ok(())
     }
 
-    /// Makes requests for this sale go to the gate, under the epoch that the ledger calls open.
-    pub fn adopt(&self, sale: SaleId, epoch: Epoch) {
-        let mut sales = self.sales.write();
-        if sales.get(&sale).is_none_or(|open| open.epoch < epoch) {
-            sales.insert(sale, Arc::new(OpenSale { epoch, seen_seq: AtomicI64::new(0) }));
+    /// Whether Redis has the scripts of this incarnation. If not, it may have lost marks, too.
+    pub async fn has_scripts(&self) -> Result<bool, GateError> {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("EXISTS");
+        for script in self.current().scripts.all() {
+            command.arg(script.hash());
         }
+        let found: Vec<bool> = self.send(command).await?;
+        Ok(found.into_iter().all(|found| found))
+    }
+
+    /// Makes requests for this sale go to the gate, under the epoch that the ledger calls open.
+    pub fn adopt(&self, sale: &Sale) {
+        self.current().adopt(sale.id, sale.epoch, sale.cap.saturating_sub(sale.sold));
+    }
+
+    /// The epoch under which this node sends requests for this sale to the gate, and the incarnation.
+    pub fn opened_as(&self, sale: SaleId) -> Option<(u64, Epoch)> {
+        let current = self.current();
+        current.find(sale).map(|open| (current.number, open.epoch))
+    }
+
+    /// The sales that this node sends requests for.
+    pub fn sales(&self) -> Vec<SaleId> {
+        self.current().sales.read().keys().copied().collect()
+    }
+
+    /// What was left of the sale at the last call of this node.
+    pub fn remaining(&self, sale: SaleId) -> Option<u32> {
+        self.current().find(sale).map(|open| open.remaining.load(Ordering::Relaxed))
     }
 
     /// Removes a sale that is over: from this node, and from Redis once its outbox is empty. Returns whether it is gone.
     pub async fn remove(&self, sale: SaleId) -> Result<bool, GateError> {
-        let Some(open) = self.find(sale) else { return Ok(true) };
+        let current = self.current();
+        let Some(open) = current.find(sale) else { return Ok(true) };
         let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
-        let removed: i64 = self.call(&self.scripts.remove, &keys, &[open.epoch.0.to_string()]).await?;
+        let removed: i64 = self.call(&current.scripts.remove, &keys, &[open.epoch.0.to_string()]).await?;
         if removed == 1 {
-            self.sales.write().remove(&sale);
+            current.sales.write().remove(&sale);
         }
         Ok(removed == 1)
     }
 
     /// Closes a sale at the beginning of a rebuild. `false` if a newer incarnation has it.
     pub async fn close(&self, sale: SaleId, epoch: Epoch) -> Result<bool, GateError> {
-        let closed: i64 = self.call(&self.scripts.close, &[self.key(sale, "sale")], &[epoch.0.to_string()]).await?;
+        let closed: i64 =
+            self.call(&self.current().scripts.close, &[self.key(sale, "sale")], &[epoch.0.to_string()]).await?;
         Ok(closed == 1)
     }
 
@@ -137,7 +202,8 @@ impl RedisGate {
         sale: SaleId,
         requests: &[AdmitRequest],
     ) -> Result<Option<(Vec<Decision>, Option<EntryId>)>, GateError> {
-        let Some(open) = self.find(sale) else { return Ok(None) };
+        let current = self.current();
+        let Some(open) = current.find(sale) else { return Ok(None) };
         let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
         let mut args = Vec::with_capacity(3 + 2 * requests.len());
         args.push(open.epoch.0.to_string());
@@ -147,8 +213,9 @@ impl RedisGate {
             args.push(request.user.to_string());
             args.push(request.order.to_string());
         }
-        type Reply = (i64, u64, i64, i64, String, Vec<String>);
-        let (now, generation, price, seq, entry, answers): Reply = self.call(&self.scripts.admit, &keys, &args).await?;
+        type Reply = (i64, u64, i64, i64, u32, String, Vec<String>);
+        let (now, generation, price, seq, remaining, entry, answers): Reply =
+            self.call(&current.scripts.admit, &keys, &args).await?;
         if answers.len() != requests.len() {
             return Err(GateError::Unanswered);
         }
@@ -172,6 +239,7 @@ impl RedisGate {
             decisions.push(Decision { admission, epoch: open.epoch, generation, seq: next, price, at });
         }
         open.seen_seq.fetch_max(next, Ordering::Relaxed);
+        open.remaining.store(remaining, Ordering::Relaxed);
         Ok(Some((decisions, EntryId::parse(&entry))))
     }
 
@@ -180,27 +248,45 @@ impl RedisGate {
         let mut args = vec![GROUP.to_owned()];
         args.extend(entries.iter().map(EntryId::to_string));
         let _orders: i64 =
-            self.call(&self.scripts.settle, &[self.key(sale, "sale"), self.key(sale, "out")], &args).await?;
+            self.call(&self.current().scripts.settle, &[self.key(sale, "sale"), self.key(sale, "out")], &args).await?;
         Ok(())
     }
 
-    /// The oldest entries of the outbox, at most `limit`.
-    pub async fn entries(&self, sale: SaleId, limit: usize) -> Result<Vec<Entry>, GateError> {
+    /// The entries of the outbox after this one, oldest first, at most `limit`.
+    pub async fn entries(&self, sale: SaleId, after: Option<EntryId>, limit: usize) -> Result<Vec<Entry>, GateError> {
+        let from = after.map_or_else(|| "-".to_owned(), |after| format!("({after}"));
         let mut command = redis::cmd("XRANGE");
-        command.arg(self.key(sale, "out")).arg("-").arg("+").arg("COUNT").arg(limit);
+        command.arg(self.key(sale, "out")).arg(from).arg("+").arg("COUNT").arg(limit);
         let rows: Vec<(String, Vec<String>)> = self.send(command).await?;
         rows.iter().map(|(id, fields)| parse_entry(id, fields).ok_or(GateError::Lost)).collect()
     }
 
-    fn find(&self, sale: SaleId) -> Option<Arc<OpenSale>> {
-        self.sales.read().get(&sale).cloned()
+    /// Every mark that Redis holds for the sale, with their epoch; `None` if there are none. Also for a sale that is closed.
+    pub async fn surviving_marks(&self, sale: SaleId) -> Result<Option<(Epoch, Vec<(UserId, OrderId)>)>, GateError> {
+        let mut command = redis::cmd("HGETALL");
+        command.arg(self.key(sale, "live"));
+        let fields: Vec<(String, String)> = self.send(command).await?;
+        let epoch = fields.iter().find(|(user, _)| user == "#epoch").and_then(|(_, epoch)| epoch.parse().ok());
+        let Some(epoch) = epoch else { return Ok(None) };
+        let marks = fields.iter().filter(|(user, _)| user != "#epoch");
+        let parse = |(user, order): &(String, String)| Some((user.parse().ok()?, order.parse().ok()?));
+        let marks = marks.map(parse).collect::<Option<Vec<_>>>().ok_or(GateError::Lost)?;
+        Ok(Some((Epoch(epoch), marks)))
+    }
+
+    /// Tells all nodes that the sale has changed in the ledger.
+    pub async fn announce(&self, sale: SaleId) -> Result<(), GateError> {
+        let mut command = redis::cmd("PUBLISH");
+        command.arg(self.channel()).arg(format!("changed {sale}"));
+        let _receivers: i64 = self.send(command).await?;
+        Ok(())
     }
 
     fn key(&self, sale: SaleId, part: &str) -> String {
         format!("stampede:{}:{{{sale}}}:{part}", self.ledger)
     }
 
-    /// The channel on which nodes listen for sales that have been reset.
+    /// The channel on which nodes listen for sales that have changed. A message is a word and the sale's id, perhaps followed by more.
     pub fn channel(&self) -> String {
         format!("stampede:{}:sales", self.ledger)
     }
@@ -298,7 +384,8 @@ impl Gate for RedisGate {
     }
 
     async fn release(&self, sale: SaleId, releases: &[Release]) -> Result<Vec<bool>, GateError> {
-        let Some(open) = self.find(sale) else { return Ok(vec![false; releases.len()]) };
+        let current = self.current();
+        let open = current.find(sale).ok_or(GateError::NotOpen)?;
         let mut args = vec![open.epoch.0.to_string(), self.channel(), sale.to_string()];
         for Release { user, order, existing } in releases {
             args.push(user.to_string());
@@ -306,12 +393,13 @@ impl Gate for RedisGate {
             args.push(existing.map(|order| order.to_string()).unwrap_or_default());
         }
         let released: Vec<i64> =
-            self.call(&self.scripts.release, &[self.key(sale, "sale"), self.key(sale, "live")], &args).await?;
+            self.call(&current.scripts.release, &[self.key(sale, "sale"), self.key(sale, "live")], &args).await?;
         Ok(released.into_iter().map(|released| released == 1).collect())
     }
 
     async fn edit(&self, sale: &Sale) -> Result<Option<u32>, GateError> {
-        let Some(open) = self.find(sale.id) else { return Ok(None) };
+        let current = self.current();
+        let open = current.find(sale.id).ok_or(GateError::NotOpen)?;
         let args = [
             open.epoch.0.to_string(),
             sale.ver.to_string(),
@@ -323,7 +411,7 @@ impl Gate for RedisGate {
             sale.id.to_string(),
         ];
         let keys = [self.key(sale.id, "sale"), self.key(sale.id, "live")];
-        self.call(&self.scripts.edit, &keys, &args).await.map(Some)
+        self.call(&current.scripts.edit, &keys, &args).await.map(Some)
     }
 
     async fn open(&self, loaded: LoadedSale) -> Result<(), GateError> {
@@ -344,28 +432,33 @@ impl Gate for RedisGate {
             self.channel(),
             sale.id.to_string(),
         ];
-        let opened: i64 = self.call(&self.scripts.open, &keys, &args).await?;
+        let current = self.current();
+        let opened: i64 = self.call(&current.scripts.open, &keys, &args).await?;
         if opened < 0 {
             return Err(GateError::Lost);
         }
-        self.adopt(sale.id, sale.epoch);
+        let marks = u32::try_from(marks.len()).unwrap_or(u32::MAX);
+        current.adopt(sale.id, sale.epoch, sale.cap.saturating_sub(marks));
         Ok(())
     }
 
     async fn snapshot(&self, sale: SaleId) -> Result<Option<Snapshot>, GateError> {
-        let Some(open) = self.find(sale) else { return Ok(None) };
+        let current = self.current();
+        let Some(open) = current.find(sale) else { return Ok(None) };
         let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
         // Read before the call: an admission that is answered during the call raises it.
         let seen_seq = open.seen_seq.load(Ordering::Relaxed);
         type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32);
         let (ver, state, begin, end, cap, _generation, seq, marks, _entries, pending): Reply =
-            self.call(&self.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
+            self.call(&current.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
         if seq < seen_seq {
             return Err(GateError::Lost);
         }
         let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
         let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
-        Ok(Some(Snapshot { ver, status, window, cap, marks, settled: marks.saturating_sub(pending) }))
+        let snapshot = Snapshot { ver, status, window, cap, marks, settled: marks.saturating_sub(pending) };
+        open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
+        Ok(Some(snapshot))
     }
 
     async fn digest(&self, sale: SaleId) -> Result<Option<(Snapshot, u64)>, GateError> {
@@ -376,20 +469,17 @@ impl Gate for RedisGate {
     }
 
     async fn marks(&self, sale: SaleId) -> Result<Option<Vec<(UserId, OrderId)>>, GateError> {
-        if self.find(sale).is_none() {
-            return Ok(None);
+        let current = self.current();
+        let Some(open) = current.find(sale) else { return Ok(None) };
+        match self.surviving_marks(sale).await? {
+            Some((epoch, marks)) if epoch == open.epoch => Ok(Some(marks)),
+            _ => Err(GateError::Lost),
         }
-        let mut command = redis::cmd("HGETALL");
-        command.arg(self.key(sale, "live"));
-        let fields: Vec<(String, String)> = self.send(command).await?;
-        let marks = fields.iter().filter(|(user, _)| user != "#epoch");
-        let parse = |(user, order): &(String, String)| Some((user.parse().ok()?, order.parse().ok()?));
-        marks.map(parse).collect::<Option<Vec<_>>>().ok_or(GateError::Lost).map(Some)
     }
 }
 
 impl fmt::Debug for RedisGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisGate").field("ledger", &self.ledger).finish_non_exhaustive()
+        f.debug_struct("RedisGate").field("incarnation", &self.incarnation()).finish_non_exhaustive()
     }
 }

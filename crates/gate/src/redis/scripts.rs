@@ -10,9 +10,11 @@ macro_rules! scripts {
         }
 
         impl Scripts {
-            /// The incarnation is a part of every script's text, so that the scripts of another incarnation have other hashes.
-            pub(super) fn new(incarnation: u64) -> Self {
-                let script = |text: &str| Script::new(format!("local INCARNATION = '{incarnation}'\n{text}"));
+            /// The ledger and the incarnation are a part of every script's text, so that the scripts of another installation or
+            /// incarnation have other hashes.
+            pub(super) fn new(ledger: &str, incarnation: u64) -> Self {
+                let script =
+                    |text: &str| Script::new(format!("-- ledger {ledger}\nlocal INCARNATION = '{incarnation}'\n{text}"));
                 Self { $($name: script(include_str!(concat!("lua/", stringify!($name), ".lua"))),)* }
             }
 

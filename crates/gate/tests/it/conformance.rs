@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stampede_core::ports::gate::{AdmitRequest, Release};
-use stampede_core::ports::{Decision, Gate, LoadedSale, Snapshot};
+use stampede_core::ports::{Decision, Gate, GateError, LoadedSale, Snapshot};
 use stampede_core::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -28,6 +28,7 @@ pub fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
         cap,
         sold: 0,
         epoch: Epoch(1),
+        phase: SalePhase::Open,
         ver,
         released: 0,
     }
@@ -92,7 +93,9 @@ pub async fn an_unknown_sale_has_no_decisions(gate: Arc<dyn Gate>) {
     assert_eq!(gate.snapshot(unknown).await.unwrap(), None);
     assert_eq!(gate.marks(unknown).await.unwrap(), None);
     let releases = [Release { user: UserId::new(1).unwrap(), order: order(1), existing: None }];
-    assert_eq!(gate.release(unknown, &releases).await.unwrap(), [false]);
+    // A gate on a server may be about to load it.
+    let released = gate.release(unknown, &releases).await;
+    assert!(released == Ok(vec![false]) || released == Err(GateError::NotOpen), "{released:?}");
 }
 
 pub async fn status_and_window_decide_before_stock(gate: Arc<dyn Gate>) {

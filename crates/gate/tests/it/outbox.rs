@@ -10,9 +10,13 @@ use stampede_testkit::redis as server;
 use crate::conformance::{id, request, sale};
 use crate::redis_gate;
 
-async fn open(gate: &RedisGate, cap: u32, marks: Vec<(UserId, OrderId)>, epoch: i64) {
+async fn try_open(gate: &RedisGate, cap: u32, marks: Vec<(UserId, OrderId)>, epoch: i64) -> Result<(), GateError> {
     let sale = Sale { epoch: Epoch(epoch), ..sale(cap, 1, SaleStatus::OnSale) };
-    gate.open(LoadedSale { sale, marks }).await.unwrap();
+    gate.open(LoadedSale { sale, marks }).await
+}
+
+async fn open(gate: &RedisGate, cap: u32, marks: Vec<(UserId, OrderId)>, epoch: i64) {
+    try_open(gate, cap, marks, epoch).await.unwrap();
 }
 
 async fn started(ledger: &str) -> (stampede_testkit::Server, RedisGate) {
@@ -40,7 +44,7 @@ async fn an_admitted_batch_is_one_entry_until_it_is_settled() {
     let (decisions, entry) = gate.admit_batch(id(), &batch).await.unwrap().unwrap();
     let entry = entry.unwrap();
     assert_eq!((decisions[0].seq, decisions[1].seq), (1, 2));
-    let entries = gate.entries(id(), 10).await.unwrap();
+    let entries = gate.entries(id(), None, 10).await.unwrap();
     assert_eq!(entries.len(), 1);
     assert_eq!(entries[0].id, entry);
     let orders: Vec<_> = entries[0].orders.iter().map(|o| (o.user.get(), o.order.get(), o.seq, o.at)).collect();
@@ -56,7 +60,7 @@ async fn an_admitted_batch_is_one_entry_until_it_is_settled() {
         let snapshot = gate.snapshot(id()).await.unwrap().unwrap();
         assert_eq!((snapshot.marks, snapshot.settled), (2, 2), "settling again changes nothing");
     }
-    assert_eq!(gate.entries(id(), 10).await.unwrap(), []);
+    assert_eq!(gate.entries(id(), None, 10).await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -116,13 +120,12 @@ async fn a_closed_sale_is_opened_by_a_higher_epoch_only() {
     assert!(!old.close(id(), Epoch(1)).await.unwrap(), "an older incarnation cannot close it");
 
     let mark = (UserId::new(1).unwrap(), OrderId::new(11).unwrap());
-    open(&new, 3, vec![mark], 1).await;
-    assert_eq!(admissions(&new, &[request(2, 21)]).await, Err(GateError::Lost), "the epoch has to rise");
+    assert_eq!(try_open(&new, 3, vec![mark], 1).await, Err(GateError::Lost), "the epoch has to rise");
     open(&new, 3, vec![mark], 2).await;
     let held = Admission::AlreadyHas(mark.1);
     assert_eq!(admissions(&new, &[request(1, 12)]).await.unwrap(), [held]);
     assert_eq!(admissions(&old, &[request(2, 21)]).await, Err(GateError::Lost), "the old incarnation stays out");
-    open(&old, 3, Vec::new(), 3).await;
+    assert_eq!(try_open(&old, 3, Vec::new(), 3).await, Err(GateError::Lost));
     assert_eq!(admissions(&new, &[request(1, 12)]).await.unwrap(), [held], "an older incarnation cannot open it");
 }
 
@@ -130,6 +133,8 @@ async fn a_closed_sale_is_opened_by_a_higher_epoch_only() {
 async fn installations_on_one_server_do_not_meet() {
     let (server, one) = started("a").await;
     let other = redis_gate(server.port(), "b", 1);
+    assert!(one.has_scripts().await.unwrap() && !other.has_scripts().await.unwrap());
+    other.load_scripts().await.unwrap();
     open(&one, 1, Vec::new(), 1).await;
     open(&other, 1, Vec::new(), 1).await;
     let admitted = |order| Admission::Admitted(OrderId::new(order).unwrap());

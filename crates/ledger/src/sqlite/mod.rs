@@ -36,7 +36,8 @@ fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
 
-const MIGRATIONS: [(&str, &str); 1] = [("initial", include_str!("migrations/0001_initial.sql"))];
+const MIGRATIONS: [(&str, &str); 2] =
+    [("initial", include_str!("migrations/0001_initial.sql")), ("gate", include_str!("migrations/0002_gate.sql"))];
 
 fn migrations() -> Migrator {
     let mut migrations = MIGRATIONS;
@@ -132,7 +133,7 @@ mod tests {
         let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
         sqlx::query(ORDER).bind(1).bind(11).bind("unpaid").execute(&pool).await.unwrap();
 
-        let later = [MIGRATIONS[0], ("later", "ALTER TABLE orders ADD COLUMN note TEXT")];
+        let later = [MIGRATIONS[0], MIGRATIONS[1], ("later", "ALTER TABLE orders ADD COLUMN note TEXT")];
         migrator(&later).run(&pool).await.unwrap();
         let held: (i64, i64, String, Option<String>) =
             sqlx::query_as("SELECT id, user_id, status, note FROM orders").fetch_one(&pool).await.unwrap();

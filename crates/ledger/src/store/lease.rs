@@ -18,9 +18,7 @@ impl Store {
         span: Duration,
     ) -> Result<Lease> {
         let mut tx = self.db.begin().await?;
-        // Every lease locks this row, so that they are serialized.
-        let lock = self.db.dialect().for_update();
-        tx.rows(&format!("SELECT name FROM secret WHERE name = 'lease_lock'{lock}"), &[]).await?;
+        self.lock_leases(&mut tx).await?;
         let now_ms = self.now_ms(&mut tx).await?;
         let start = Timestamp::from_ms(now_ms.max(not_before.ms()));
         let renewed = match worker {
@@ -35,14 +33,20 @@ impl Store {
         Ok(lease)
     }
 
-    async fn now_ms(&self, tx: &mut Tx) -> Result<i64> {
+    /// Locks a row that every lease locks, so that they are serialized.
+    pub(super) async fn lock_leases(&self, tx: &mut Tx) -> Result<()> {
+        let lock = self.db.dialect().for_update();
+        tx.rows(&format!("SELECT name FROM secret WHERE name = 'lease_lock'{lock}"), &[]).await?;
+        Ok(())
+    }
+
+    pub(super) async fn now_ms(&self, tx: &mut Tx) -> Result<i64> {
         let row = tx.row(self.db.dialect().now_ms(), &[]).await?;
         row.ok_or_else(|| LedgerError::Poison("the database has no clock".into()))?.int(0)
     }
 
     pub(super) async fn find_other_worker(&self, holder: &str) -> Result<bool> {
-        let now = self.db.row(self.db.dialect().now_ms(), &[]).await?;
-        let now_ms = now.ok_or_else(|| LedgerError::Poison("the database has no clock".into()))?.int(0)?;
+        let now_ms = self.read_clock().await?.ms();
         let sql = "SELECT worker FROM worker_lease WHERE until_ms > ? AND holder NOT IN ('', ?) LIMIT 1";
         Ok(self.db.row(sql, args![now_ms, holder]).await?.is_some())
     }
@@ -79,7 +83,7 @@ async fn grant(tx: &mut Tx, holder: &str, now_ms: i64, start: Timestamp, span: D
     let from = start.max(Timestamp::from_ms(ended_ms));
     let until = from.plus(span);
     let sql = match free {
-        Some(_) => "UPDATE worker_lease SET holder = ?, from_ms = ?, until_ms = ? WHERE worker = ?",
+        Some(_) => "UPDATE worker_lease SET holder = ?, from_ms = ?, until_ms = ?, tier = '' WHERE worker = ?",
         None => "INSERT INTO worker_lease (holder, from_ms, until_ms, worker) VALUES (?, ?, ?, ?)",
     };
     tx.execute(sql, args![holder, from.ms(), until.ms(), worker]).await?;

@@ -3,7 +3,7 @@
 //! - `record`: inserts admitted orders, one transaction per batch; `resolve`: the outcome of each order if the fast path does not apply
 //! - `quarantine`: orders whose data the database rejects
 //! - `orders`, `sales`: reading, cancelling and editing
-//! - `lease`: worker numbers for the id generator
+//! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server
 //! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that conflicts with another one is retried as a
@@ -12,6 +12,7 @@
 mod accounts;
 mod audit;
 mod catalogue;
+mod gate;
 mod lease;
 mod login;
 mod orders;
@@ -26,9 +27,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditFilter, AuditLog, AuditRow, CreateOutcome, DiscardOutcome, EditOutcome, Ledger, LedgerError,
-    LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome, Result, SaleDraft, SaleLedger,
-    SaleRecords, TransitionOutcome, WorkerLeases,
+    Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, GateRecord,
+    GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder,
+    RecordOutcome, Result, SaleDraft, SaleLedger, SaleRecords, TransitionOutcome, WorkerLeases,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -163,6 +164,33 @@ impl SaleLedger for Store {
 
     async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
         retry_conflicts!(self.add_stock(sale, add, request_id, now))
+    }
+}
+
+#[async_trait]
+impl GateRecords for Store {
+    async fn gate_record(&self, new_id: &str) -> Result<GateRecord> {
+        self.read_gate_record(new_id).await
+    }
+
+    async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome> {
+        retry_conflicts!(self.set_tier(holder, tier))
+    }
+
+    async fn begin_rebuild(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>> {
+        retry_conflicts!(self.replace_incarnation(from, end_after))
+    }
+
+    async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>> {
+        retry_conflicts!(self.load_under_next_epoch(sale, incarnation))
+    }
+
+    async fn finish_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<bool> {
+        retry_conflicts!(self.open_loaded(sale, epoch, incarnation))
+    }
+
+    async fn now(&self) -> Result<Timestamp> {
+        self.read_clock().await
     }
 }
 

@@ -3,7 +3,9 @@
 use stampede_core::ports::{
     AddedStock, CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords,
 };
-use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId, VoucherId, Window, shop};
+use stampede_core::{
+    Epoch, Money, OrderId, Sale, SaleId, SalePhase, SaleStatus, Timestamp, UserId, VoucherId, Window, shop,
+};
 
 use super::orders::{ROWS, read_row};
 use super::quarantine::WITHOUT_ROW;
@@ -11,7 +13,7 @@ use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
 const SALES: &str = "SELECT sale.id, voucher_id, title, sale.price_cents, worth_cents, status, begin_at, end_at,
-        total, cap, sold, epoch, ver, released
+        total, cap, sold, epoch, ver, released, phase
     FROM sale JOIN voucher ON voucher.id = voucher_id";
 
 /// The number of orders that an inspection reads per statement.
@@ -35,12 +37,28 @@ fn read(row: &Row) -> Result<Sale> {
         epoch: Epoch(row.int(11)?),
         ver: row.int(12)?,
         released: row.int(13)?,
+        phase: SalePhase::parse(&row.text(14)?).ok_or_else(bad)?,
     })
 }
 
 async fn find(tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
     let row = tx.row(&format!("{SALES} WHERE sale.id = ?"), args![id.get()]).await?;
     row.as_ref().map(read).transpose()
+}
+
+/// The users and orders that a gate holds marks for: the live orders, and those in quarantine, whose stock stays reserved until an
+/// operator acts.
+pub(super) async fn read_marks(tx: &mut Tx, id: SaleId, sold: u32) -> Result<Vec<(UserId, OrderId)>> {
+    let mut pairs = Vec::with_capacity(sold as usize);
+    for sql in [
+        "SELECT user_id, id FROM orders WHERE sale_id = ? AND live = 1",
+        &format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}"),
+    ] {
+        tx.pairs(sql, args![id.get()], &mut pairs).await?;
+    }
+    let mark = |(user, order)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
+    let marks: Option<Vec<_>> = pairs.into_iter().map(mark).collect();
+    marks.ok_or_else(|| unreadable("an order"))
 }
 
 impl Store {
@@ -62,18 +80,9 @@ impl Store {
             tx.roll_back().await?;
             return Ok(None);
         };
-        let mut pairs = Vec::with_capacity(sale.sold as usize);
-        // Quarantined orders keep their mark: their stock stays reserved until an operator acts.
-        for sql in [
-            "SELECT user_id, id FROM orders WHERE sale_id = ? AND live = 1",
-            &format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}"),
-        ] {
-            tx.pairs(sql, args![id.get()], &mut pairs).await?;
-        }
+        let marks = read_marks(&mut tx, id, sale.sold).await?;
         tx.roll_back().await?;
-        let mark = |(user, order)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
-        let marks: Option<Vec<_>> = pairs.into_iter().map(mark).collect();
-        Ok(Some(LoadedSale { sale, marks: marks.ok_or_else(|| unreadable("an order"))? }))
+        Ok(Some(LoadedSale { sale, marks }))
     }
 
     pub(super) async fn inspect_sale(&self, id: SaleId) -> Result<Option<SaleRecords>> {
@@ -139,7 +148,7 @@ impl Store {
     }
 
     /// Reads the sale and locks its row until the transaction ends.
-    async fn locked(&self, tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
+    pub(super) async fn locked(&self, tx: &mut Tx, id: SaleId) -> Result<Option<Sale>> {
         let lock = self.db.dialect().for_update();
         tx.rows(&format!("SELECT id FROM sale WHERE id = ?{lock}"), args![id.get()]).await?;
         find(tx, id).await

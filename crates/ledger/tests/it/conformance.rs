@@ -13,7 +13,7 @@ macro_rules! suite {
         $crate::conformance::suite!(@each $fresh;
             records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
             cancels_once, cancelled_order_stays_cancelled, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, tops_up_once,
-            creates_only_under_a_parent, leases_never_overlap, challenge_has_limited_attempts_and_is_used_once,
+            creates_only_under_a_parent, leases_never_overlap, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, challenge_has_limited_attempts_and_is_used_once,
             challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
             quarantine_yields_to_rows_epochs_and_stock, cancellation_is_never_older_than_its_order,
@@ -31,10 +31,12 @@ macro_rules! suite {
 pub(crate) use suite;
 
 mod accounts;
+mod gate;
 mod own_orders;
 mod quarantine;
 mod shops;
 pub use accounts::*;
+pub use gate::*;
 pub use own_orders::*;
 pub use quarantine::*;
 pub use shops::*;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use stampede_core::ids::Snowflake;
 use stampede_core::ports::{AddedStock, OrderRow, SaleRecords};
 use stampede_core::{
-    Clock as _, Epoch, Money, Order, OrderId, OrderStatus, Sale, SaleId, SaleStatus, SystemClock, Timestamp, UserId,
-    VoucherId, Window, mark_digest,
+    Clock as _, Epoch, Money, Order, OrderId, OrderStatus, Sale, SaleId, SalePhase, SaleStatus, SystemClock, Timestamp,
+    UserId, VoucherId, Window, mark_digest,
 };
 
 use super::{Backlog, Evidence, GateView, Line, NodeGate, Rules, Verdict, check};
@@ -46,6 +46,7 @@ impl Case {
             cap: total,
             sold: 0,
             epoch: Epoch(1),
+            phase: SalePhase::Open,
             ver: 1,
             released: 0,
         };

@@ -8,21 +8,21 @@ mod committer;
 mod planted;
 mod watch;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Admitted, Decision, Gate, LedgerError};
-use stampede_core::{Admission, Refusal, SaleId, failpoint};
+use stampede_core::ports::{Admitted, Decision, Gate, LedgerError, RecordOutcome};
+use stampede_core::{Admission, Refusal, Sale, SaleId, failpoint};
 use stampede_gate::MemoryGate;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::committer::Committer;
+use super::per_sale::PerSale;
 use super::{AdmitOutcome, Context, Tier};
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
@@ -50,8 +50,7 @@ pub(crate) struct Solo {
     gate: Arc<MemoryGate>,
     /// One permit per order that may wait for the ledger.
     permits: Arc<Semaphore>,
-    /// A committer per sale that has sold something; `None` once closed.
-    committers: RwLock<Option<HashMap<SaleId, SaleCommitter>>>,
+    committers: PerSale<SaleCommitter>,
     workers: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
@@ -97,7 +96,7 @@ impl Solo {
 
         let solo = Arc::new(Self {
             permits: Arc::new(Semaphore::new(config.queue_total)),
-            committers: RwLock::new(Some(HashMap::new())),
+            committers: PerSale::default(),
             workers: Mutex::default(),
             config,
             context,
@@ -125,16 +124,9 @@ impl Solo {
         self.with_committer(sale, |committer| committer.batcher.submit(pending))?.map_err(Error::from)
     }
 
-    /// Calls `act` with the sale's committer, which is created if there is none. [`Error::Busy`] once closed.
+    /// Calls `act` with the sale's committer. [`Error::Busy`] once closed.
     fn with_committer<T>(&self, sale: SaleId, act: impl FnOnce(&SaleCommitter) -> T) -> Result<T, Error> {
-        if let Some(committers) = &*self.committers.read()
-            && let Some(committer) = committers.get(&sale)
-        {
-            return Ok(act(committer));
-        }
-        let mut committers = self.committers.write();
-        let Some(committers) = &mut *committers else { return Err(Error::Busy) };
-        Ok(act(committers.entry(sale).or_insert_with(|| self.new_committer(sale))))
+        self.committers.with(sale, || self.new_committer(sale), act)
     }
 
     fn new_committer(&self, sale: SaleId) -> SaleCommitter {
@@ -158,8 +150,7 @@ impl Solo {
 
     /// Closes the committer of a sale that is long over.
     async fn retire(&self, sale: SaleId) {
-        let committer = self.committers.write().as_mut().and_then(|committers| committers.remove(&sale));
-        if let Some(committer) = committer {
+        if let Some(committer) = self.committers.remove(sale) {
             committer.close().await;
         }
     }
@@ -183,6 +174,11 @@ impl Tier for Solo {
                 let outcome = self.submit(sale, request, decision).inspect_err(|_| {
                     self.gate.release(sale, request.user, order, None);
                 })?;
+                if failpoint::planted("answer-early") {
+                    let outcome = CommitOutcome::Decided(RecordOutcome::Inserted);
+                    return Ok(AdmitOutcome::Admitted { decision, outcome });
+                }
+                let outcome = outcome.await.map_err(|_| Error::OutcomeUnknown)?;
                 Ok(AdmitOutcome::Admitted { decision, outcome })
             }
         }
@@ -190,6 +186,19 @@ impl Tier for Solo {
 
     async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error> {
         self.submit(sale, held, decision)?.await.map_err(|_| Error::OutcomeUnknown)
+    }
+
+    async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError> {
+        let Some(loaded) = self.context.ledger.load(sale).await? else { return Ok(None) };
+        let sale = loaded.sale.clone();
+        if !is_long_over(&sale, self.context.clock.now()) {
+            self.gate.open(loaded);
+        }
+        Ok(Some(sale))
+    }
+
+    async fn open_created(&self, sale: SaleId) -> Result<Option<Sale>, Error> {
+        Ok(self.discover(sale).await?)
     }
 
     fn gate(&self) -> &dyn Gate {
@@ -204,13 +213,16 @@ impl Tier for Solo {
         !self.context.has_others.load(Ordering::Relaxed)
     }
 
+    fn ready(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn waiting(&self) -> usize {
         self.config.queue_total - self.permits.available_permits()
     }
 
     async fn close(&self) {
-        let committers = self.committers.write().take();
-        for committer in committers.into_iter().flat_map(HashMap::into_values) {
+        for committer in self.committers.close() {
             committer.close().await;
         }
         self.workers.lock().clear();

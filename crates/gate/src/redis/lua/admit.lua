@@ -6,7 +6,8 @@
 -- ARGV[2] the highest sequence number that the caller has seen
 -- ARGV[3] the most entries in the outbox
 -- ARGV[4…] for each request: user, order
--- Returns 'lost', or {time in ms, generation, price, sequence number before this call, id of the new entry or '', one answer per request}:
+-- Returns 'lost', or {time in ms, generation, price, sequence number before this call, what is left after it, id of the new entry or '', one
+-- answer per request}:
 -- 'a' admitted now, 'r' admitted before, 'h' and the order that the user has, or a refusal: 's' sold out, 'n' not started, 'e' ended,
 -- 'p' paused, 'd' draft, 'b' busy
 local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state', 'cap', 'begin', 'end', 'hw', 'seq', 'gen', 'price')
@@ -72,4 +73,4 @@ if #new > 0 then
     redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', last), 'hw', string.format('%.0f', now))
     redis.call('HINCRBY', KEYS[1], 'pending', #new / 2)
 end
-return {string.format('%.0f', now), sale[9], sale[10], sale[8], entry, answers}
+return {string.format('%.0f', now), sale[9], sale[10], sale[8], string.format('%.0f', math.max(left, 0)), entry, answers}

@@ -14,14 +14,16 @@
 -- ARGV[9] the consumer group of the outbox
 -- ARGV[10] the channel on which nodes listen for changes
 -- ARGV[11] the sale's id
--- Returns 1 if it is open now; 0 if it is open under this epoch or a higher one, or a newer incarnation has closed it; -1 if marks are
--- missing
+-- Returns 1 if it was opened; 0 if it was open under this epoch; -1 if a newer incarnation or a higher epoch has it, or marks are missing
 local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state')
 if sale[1] and tonumber(sale[1]) > tonumber(INCARNATION) then
+    return -1
+end
+if sale[1] == INCARNATION and sale[2] == ARGV[1] and sale[3] ~= 'closed' then
     return 0
 end
 if sale[2] and tonumber(sale[2]) >= tonumber(ARGV[1]) then
-    return 0
+    return -1
 end
 local marks = redis.call('HLEN', KEYS[4]) - 1
 if marks ~= tonumber(ARGV[2]) or redis.call('HGET', KEYS[4], '#epoch') ~= ARGV[1] then

@@ -1,0 +1,51 @@
+//! The ledger's record of a gate on a server: which incarnation of it is valid, and which sales are open in it.
+//!
+//! A rebuild replaces the incarnation, so that whatever the gate held before is no longer used; then every sale gets a new epoch, is
+//! loaded into the gate, and is marked as open.
+
+use async_trait::async_trait;
+
+use super::{LoadedSale, Result};
+use crate::clock::Timestamp;
+use crate::ids::{Epoch, SaleId};
+
+/// What the ledger knows about its gate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GateRecord {
+    /// Names this ledger, so that two installations on one server do not meet.
+    pub ledger_id: String,
+    /// Rises with every rebuild.
+    pub incarnation: u64,
+}
+
+/// The result of claiming a tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimOutcome {
+    Claimed,
+    /// A process of this tier runs on the ledger.
+    OtherTier(String),
+}
+
+#[async_trait]
+pub trait GateRecords: Send + Sync {
+    /// The record of the gate. `new_id` becomes the ledger's id if it has none.
+    async fn gate_record(&self, new_id: &str) -> Result<GateRecord>;
+
+    /// Records the tier of the process that holds a worker number as `holder`, unless a process of another tier holds one. A change
+    /// of the tier replaces the incarnation, because the gate of the earlier time is out of date.
+    async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome>;
+
+    /// Begins a rebuild: replaces the incarnation `from` by the next one, which is returned, and marks the sales that end after
+    /// `end_after` as closing. `None` if the incarnation is another by now.
+    async fn begin_rebuild(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>>;
+
+    /// Gives a sale the next epoch, marks it as loading, and reads its live orders, in one transaction. `None` if the incarnation is
+    /// another by now, or there is no such sale.
+    async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>>;
+
+    /// Marks a sale that was loaded as open. `false` if it is not loading under this epoch, or the incarnation is another by now.
+    async fn finish_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<bool>;
+
+    /// The database's clock.
+    async fn now(&self) -> Result<Timestamp>;
+}

@@ -1,0 +1,265 @@
+//! The tier `shared`: many nodes, one gate in Redis. A buyer is answered after the ledger has committed the order.
+//!
+//! - [`seller`]: sells one sale: admits requests in the gate, records the orders in the ledger, settles their outbox entry
+//! - [`outbox`]: records and settles entries that a node has left in the outbox
+//! - [`recovery`]: follows the gate's incarnation in the ledger, and rebuilds the gate when Redis has lost it
+//! - [`rebuild`]: rebuilds the gate from the ledger and what has survived in Redis
+//! - [`subscription`]: receives what other nodes have changed
+//! - [`requirements`]: what Redis must be like
+
+mod outbox;
+mod rebuild;
+mod recovery;
+mod requirements;
+mod seller;
+mod subscription;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use metrics::counter;
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use stampede_core::ports::gate::AdmitRequest;
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, LedgerError};
+use stampede_core::{Refusal, Sale, SaleId, SalePhase};
+use stampede_gate::RedisGate;
+use stampede_redis::Client;
+use tokio::sync::Semaphore;
+use tokio_util::task::AbortOnDropHandle;
+
+use self::recovery::{Changes, Losses, NotReady, Recovery};
+use self::seller::{Answer, Job, Seller, SellerHandle};
+use super::per_sale::PerSale;
+use super::{AdmitOutcome, Context, Tier};
+use crate::batcher::{Abandoned, Batcher, Options};
+use crate::engine::StartError;
+use crate::error::Error;
+use crate::recording::{CommitOutcome, Pending, Recording};
+use crate::retention::is_long_over;
+
+/// The most entries in a sale's outbox: entries are settled right after the commit, so a full one means that the ledger is stuck.
+const OUTBOX_BOUND: u32 = 1000;
+/// The most requests in one call of the gate. Redis executes one script at a time, so a call must be short.
+const MAX_ADMITTED_AT_ONCE: usize = 512;
+/// How long the start waits for Redis and a rebuild. After that the node starts unready and goes on trying.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone)]
+pub struct SharedConfig {
+    pub redis: Arc<Client>,
+    /// Do not ask Redis for its eviction policy: it never evicts.
+    pub assume_noeviction: bool,
+    /// The most orders in one transaction.
+    pub max_batch: usize,
+    /// The most requests for one sale that wait for the gate or the ledger.
+    pub queue_per_sale: usize,
+    /// The most requests for all sales that wait for the gate or the ledger.
+    pub queue_total: usize,
+    /// The earliest time after which an order that cannot be recorded goes into quarantine.
+    pub quarantine_after: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    config: SharedConfig,
+    context: Context,
+    gate: Arc<RedisGate>,
+    /// One permit per request that may wait for the gate or the ledger.
+    permits: Arc<Semaphore>,
+    queues: PerSale<SaleQueue>,
+    losses: Arc<Losses>,
+    changes: Arc<Changes>,
+    /// Why the gate cannot be used.
+    not_ready: Mutex<Option<NotReady>>,
+    workers: Mutex<Vec<AbortOnDropHandle<()>>>,
+}
+
+/// The queue of one sale, and the tasks that serve it.
+#[derive(Debug)]
+struct SaleQueue {
+    seller: Arc<Seller>,
+    batcher: Batcher<Job, Result<Answer, GateError>>,
+    /// Retries orders that could not be recorded.
+    retrying: AbortOnDropHandle<()>,
+}
+
+impl SaleQueue {
+    /// Returns when every request has an answer.
+    async fn close(self) {
+        let Self { seller, batcher, retrying } = self;
+        batcher.close().await;
+        drop(retrying);
+        seller.close().await;
+    }
+}
+
+impl Shared {
+    pub(crate) async fn start(config: SharedConfig, context: Context) -> Result<Arc<Self>, StartError> {
+        let new_id = format!("{:016x}", rand::rng().random::<u64>());
+        let record = context.ledger.gate_record(&new_id).await?;
+        let gate = RedisGate::new(config.redis.clone(), record.ledger_id, record.incarnation, OUTBOX_BOUND);
+        context.has_others.store(true, Ordering::Relaxed);
+        for sale in context.ledger.sales(None).await? {
+            context.sale_index.put(sale);
+        }
+        // Shown from the start.
+        counter!("stampede_gate_rebuilds_total").increment(0);
+        let shared = Arc::new(Self {
+            permits: Arc::new(Semaphore::new(config.queue_total)),
+            queues: PerSale::default(),
+            losses: Arc::default(),
+            changes: Arc::default(),
+            not_ready: Mutex::new(Some(NotReady::Starting)),
+            workers: Mutex::default(),
+            gate: Arc::new(gate),
+            config,
+            context,
+        });
+        let subscription =
+            subscription::run(shared.config.redis.clone(), shared.gate.channel(), shared.changes.clone());
+        shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
+        let mut recovery = Recovery::default();
+        match tokio::time::timeout(START_TIMEOUT, recovery.start(&shared)).await {
+            Ok(Err(NotReady::Unsuitable(reason))) => return Err(StartError::Redis(reason)),
+            Ok(Err(reason)) => tracing::warn!(%reason, "starting without the gate; trying again"),
+            Ok(Ok(())) => {}
+            Err(_) => tracing::warn!("starting without the gate: it is still being rebuilt"),
+        }
+        for worker in [
+            tokio::spawn(recovery::run(Arc::downgrade(&shared), recovery)),
+            tokio::spawn(outbox::run(Arc::downgrade(&shared))),
+        ] {
+            shared.workers.lock().push(AbortOnDropHandle::new(worker));
+        }
+        Ok(shared)
+    }
+
+    /// Calls `act` with the sale's queue. [`Error::Busy`] once closed.
+    fn with_queue<T>(&self, sale: SaleId, act: impl FnOnce(&SaleQueue) -> T) -> Result<T, Error> {
+        self.queues.with(sale, || self.new_queue(sale), act)
+    }
+
+    fn new_queue(&self, sale: SaleId) -> SaleQueue {
+        let SharedConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
+        let Context { ledger, clock, .. } = &self.context;
+        let recording = Recording::new(sale, ledger.clone(), clock.clone(), quarantine_after);
+        let seller = Arc::new(Seller::new(sale, self.gate.clone(), recording, self.losses.clone()));
+        let retrying = seller.clone();
+        let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
+        let max_batch = max_batch.min(MAX_ADMITTED_AT_ONCE);
+        // A request that nobody waits for any more has had no effect yet, so it is dropped.
+        let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Drop };
+        let batcher = Batcher::new(SellerHandle(seller.clone()), options, self.permits.clone());
+        SaleQueue { seller, batcher, retrying }
+    }
+
+    async fn submit(&self, sale: SaleId, job: Job) -> Result<Answer, Error> {
+        let ticket = self.with_queue(sale, |queue| queue.batcher.submit(job))??;
+        Ok(ticket.await.map_err(|_| Error::OutcomeUnknown)??)
+    }
+
+    /// Reads a sale from the ledger again. Requests for it go to the gate if it is open there.
+    async fn refresh(&self, id: SaleId) -> Result<Option<Sale>, LedgerError> {
+        let Some(sale) = self.context.ledger.sale(id).await? else { return Ok(None) };
+        self.adopt(&sale);
+        self.context.sale_index.put(sale.clone());
+        Ok(Some(sale))
+    }
+
+    fn adopt(&self, sale: &Sale) {
+        if sale.phase == SalePhase::Open && !is_long_over(sale, self.context.clock.now()) {
+            self.gate.adopt(sale);
+        }
+    }
+}
+
+#[async_trait]
+impl Tier for Shared {
+    async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error> {
+        if self.gate.opened_as(sale).is_none() {
+            // Only sales that the ledger calls open are sent to the gate.
+            let sale = self.context.sale_index.get(sale);
+            let is_loading = sale.is_some_and(|sale| !is_long_over(&sale, self.context.clock.now()));
+            return if is_loading {
+                Err(GateError::NotOpen.into())
+            } else {
+                Ok(AdmitOutcome::Refused(Refusal::NoSuchSale))
+            };
+        }
+        Ok(match self.submit(sale, Job::Admit(request)).await? {
+            Answer::Admitted { decision, outcome } => AdmitOutcome::Admitted { decision, outcome },
+            Answer::AlreadyHas { order, decision } => AdmitOutcome::AlreadyHas { order, decision },
+            Answer::Refused(refusal) => AdmitOutcome::Refused(refusal),
+            Answer::RolledForward(_) => return Err(Error::OutcomeUnknown),
+        })
+    }
+
+    async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error> {
+        let admitted = Admitted { order: held.order, user: held.user, seq: decision.seq, at: decision.at };
+        match self.submit(sale, Job::RollForward(Pending { epoch: decision.epoch, admitted })).await? {
+            Answer::RolledForward(outcome) => Ok(outcome),
+            Answer::Admitted { .. } | Answer::AlreadyHas { .. } | Answer::Refused(_) => Err(Error::OutcomeUnknown),
+        }
+    }
+
+    async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError> {
+        self.refresh(sale).await
+    }
+
+    async fn open_created(&self, id: SaleId) -> Result<Option<Sale>, Error> {
+        let incarnation = self.gate.incarnation();
+        let Some(loaded) = self.context.ledger.load(id).await? else { return Ok(None) };
+        let mut sale = loaded.sale.clone();
+        if !is_long_over(&sale, self.context.clock.now()) {
+            self.gate.open(loaded).await?;
+            if !self.context.ledger.finish_load(id, sale.epoch, incarnation).await? {
+                return Err(GateError::NotOpen.into());
+            }
+            sale.phase = SalePhase::Open;
+            self.announce(id).await;
+        }
+        Ok(Some(sale))
+    }
+
+    fn gate(&self) -> &dyn Gate {
+        &*self.gate
+    }
+
+    fn remaining(&self, sale: SaleId) -> Option<u32> {
+        self.gate.remaining(sale)
+    }
+
+    fn is_authoritative(&self) -> bool {
+        true
+    }
+
+    fn ready(&self) -> Result<(), Error> {
+        match &*self.not_ready.lock() {
+            None => Ok(()),
+            Some(reason) => Err(Error::Unready(reason.to_string())),
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.config.queue_total - self.permits.available_permits()
+    }
+
+    async fn close(&self) {
+        self.workers.lock().clear();
+        for queue in self.queues.close() {
+            queue.close().await;
+        }
+    }
+}
+
+impl Shared {
+    /// Tells the other nodes that the sale has changed in the ledger. They notice by themselves within a second.
+    async fn announce(&self, sale: SaleId) {
+        if let Err(error) = self.gate.announce(sale).await {
+            tracing::debug!(%sale, %error, "cannot tell the other nodes of a change");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Records and settles entries that were left in the outbox: their node died or is slow, or the ledger or Redis failed. Any node does
+//! this for any entry: recording is idempotent by order id.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use stampede_core::SaleId;
+use stampede_core::ports::GateError;
+use stampede_gate::redis::{Entry, EntryId};
+
+use super::Shared;
+use crate::error::Error;
+
+const INTERVAL: Duration = Duration::from_millis(500);
+/// An entry that has been in the outbox for this long was left. Measured from when this node first saw it, so that no clocks are compared.
+const LEFT_AFTER: Duration = Duration::from_secs(2);
+/// Entries that are read at once.
+const PAGE: usize = 100;
+
+type Seen = HashMap<(SaleId, EntryId), Instant>;
+
+/// Runs until `shared` is dropped.
+pub(super) async fn run(shared: Weak<Shared>) {
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut seen = Seen::new();
+    loop {
+        ticks.tick().await;
+        let Some(shared) = shared.upgrade() else { return };
+        let mut still_there = Seen::new();
+        for sale in shared.gate.sales() {
+            if let Err(error) = settle_left(&shared, sale, &seen, &mut still_there).await {
+                tracing::debug!(%sale, %error, "cannot read the outbox; trying again");
+            }
+        }
+        seen = still_there;
+    }
+}
+
+/// Settles the entries of one sale that were left, and notes the others.
+async fn settle_left(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_there: &mut Seen) -> Result<(), Error> {
+    let mut after = None;
+    loop {
+        let entries = match shared.gate.entries(sale, after, PAGE).await {
+            Ok(entries) => entries,
+            Err(error @ (GateError::NotSent | GateError::Unanswered)) => return Err(error.into()),
+            Err(error) => {
+                tracing::error!(%sale, %error, "an entry of the outbox cannot be read");
+                return Err(error.into());
+            }
+        };
+        let Some(last) = entries.last() else { return Ok(()) };
+        after = Some(last.id);
+        let is_last_page = entries.len() < PAGE;
+        let now = Instant::now();
+        let mut left: Vec<Entry> = Vec::new();
+        for entry in entries {
+            let first_seen = *still_there
+                .entry((sale, entry.id))
+                .or_insert_with(|| seen.get(&(sale, entry.id)).copied().unwrap_or(now));
+            if now.duration_since(first_seen) >= LEFT_AFTER {
+                left.push(entry);
+            }
+        }
+        if !left.is_empty() {
+            tracing::info!(%sale, entries = left.len(), "recording orders that were left in the outbox");
+            let seller = shared.with_queue(sale, |queue| queue.seller.clone())?;
+            seller.settle_left(&left).await;
+        }
+        if is_last_page {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What Redis must be like. Checked with every new connection, because the server may have been replaced.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, RedisError};
+use stampede_core::Timestamp;
+use stampede_core::ports::GateRecords;
+use stampede_redis::{Client, CommandError};
+
+use super::recovery::NotReady;
+
+/// The first version with `XADD NOMKSTREAM`.
+const OLDEST_VERSION: (u32, u32) = (6, 2);
+/// Sales begin and end by the clock of Redis, and ids carry that of the ledger.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1);
+
+pub(super) async fn check(
+    client: &Client,
+    ledger: &(dyn GateRecords + '_),
+    assume_noeviction: bool,
+) -> Result<(), NotReady> {
+    let server: String = ask(client, &["INFO", "server"]).await?;
+    let version = field(&server, "redis_version").unwrap_or_default();
+    if parse_version(version).is_none_or(|version| version < OLDEST_VERSION) {
+        let (major, minor) = OLDEST_VERSION;
+        return Err(NotReady::Unsuitable(format!("Redis {version} is too old; {major}.{minor} is needed")));
+    }
+    if !assume_noeviction {
+        check_eviction(client).await?;
+    }
+    let persistence: String = ask(client, &["INFO", "persistence"]).await?;
+    if field(&persistence, "aof_enabled") == Some("0") {
+        tracing::warn!(
+            "Redis does not write an append-only file (appendonly no): after a restart of it the sales are closed until they are rebuilt"
+        );
+    }
+    let before = ledger.now().await?;
+    let (seconds, microseconds): (i64, i64) = ask(client, &["TIME"]).await?;
+    let after = ledger.now().await?;
+    let redis = Timestamp::from_ms(seconds * 1000 + microseconds / 1000);
+    if redis < before.minus(MAX_CLOCK_DIFFERENCE) || redis > after.plus(MAX_CLOCK_DIFFERENCE) {
+        let ahead_ms = redis.ms() - after.ms();
+        return Err(NotReady::Unsuitable(format!(
+            "the clock of Redis is {ahead_ms} ms ahead of the database's; synchronize both (NTP)"
+        )));
+    }
+    Ok(())
+}
+
+/// An evicted mark would be sold again.
+async fn check_eviction(client: &Client) -> Result<(), NotReady> {
+    let answer: Result<Vec<String>, _> = try_ask(client, &["CONFIG", "GET", "maxmemory-policy"]).await;
+    match answer {
+        Ok(policy) => match policy.get(1).map(String::as_str) {
+            Some("noeviction") => Ok(()),
+            policy => {
+                let policy = policy.unwrap_or("unknown");
+                Err(NotReady::Unsuitable(format!(
+                    "Redis evicts keys (maxmemory-policy {policy}), which would sell stock twice; set it to noeviction"
+                )))
+            }
+        },
+        Err(CommandError::Refused(error)) => Err(NotReady::Unsuitable(format!(
+            "Redis does not tell its maxmemory-policy ({error}); if it is noeviction, set redis.assume_noeviction = true"
+        ))),
+        Err(error) => Err(NotReady::Redis(error.to_string())),
+    }
+}
+
+async fn ask<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, NotReady> {
+    try_ask(client, command).await.map_err(|error| NotReady::Redis(error.to_string()))
+}
+
+async fn try_ask<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, CommandError> {
+    let mut sent = redis::Cmd::new();
+    sent.arg(command);
+    let reply = client.send(sent).await?;
+    T::from_redis_value(reply).map_err(|error| CommandError::Unknown(RedisError::from(error)))
+}
+
+/// The value of a line `name:value`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.split_once(':').filter(|(key, _)| *key == name)).map(|(_, value)| value.trim())
+}
+
+fn parse_version(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert!(parse_version("7.0.15").unwrap() >= OLDEST_VERSION);
+        assert!(parse_version("10.0.0").unwrap() >= OLDEST_VERSION);
+        assert!(parse_version("6.0.16").unwrap() < OLDEST_VERSION);
+        assert_eq!(parse_version("unknown"), None);
+        assert_eq!(field("# Server\r\nredis_version:7.0.15\r\nx:1\r\n", "redis_version"), Some("7.0.15"));
+    }
+}

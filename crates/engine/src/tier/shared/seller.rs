@@ -1,0 +1,247 @@
+//! Sells one sale: admits requests in the gate, records the orders in the ledger, and settles their entry in the outbox. A batch makes
+//! one call of the gate and one of the ledger.
+//!
+//! Whatever fails after the admission is repaired from the outbox: an entry that is not settled is recorded again, here or by another
+//! node (see [`super::outbox`]).
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use metrics::{Histogram, histogram};
+use stampede_core::ports::gate::{AdmitRequest, Release};
+use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, RecordOutcome};
+use stampede_core::{Admission, Epoch, OrderId, Refusal, SaleId, failpoint};
+use stampede_gate::RedisGate;
+use stampede_gate::redis::{Entry, EntryId};
+use tokio::sync::Mutex;
+use tokio_util::task::TaskTracker;
+
+use super::recovery::Losses;
+use crate::batcher::Backend;
+use crate::recording::{CommitOutcome, Pending, Recording};
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Job {
+    Admit(AdmitRequest),
+    /// An order that has a mark and no row.
+    RollForward(Pending),
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Answer {
+    Admitted { decision: Decision, outcome: CommitOutcome },
+    AlreadyHas { order: OrderId, decision: Decision },
+    Refused(Refusal),
+    RolledForward(CommitOutcome),
+}
+
+pub(super) struct Seller {
+    sale: SaleId,
+    gate: Arc<RedisGate>,
+    recording: Recording,
+    losses: Arc<Losses>,
+    /// Held while orders of the sale are recorded: one call of the ledger at a time.
+    exclusive: Mutex<()>,
+    /// Calls that settle entries, after their buyers have been answered.
+    settling: TaskTracker,
+    admit_seconds: Histogram,
+    batch_size: Histogram,
+    batch_seconds: Histogram,
+}
+
+impl Seller {
+    pub(super) fn new(sale: SaleId, gate: Arc<RedisGate>, recording: Recording, losses: Arc<Losses>) -> Self {
+        Self {
+            sale,
+            gate,
+            recording,
+            losses,
+            exclusive: Mutex::default(),
+            settling: TaskTracker::new(),
+            admit_seconds: histogram!("stampede_gate_admit_seconds"),
+            batch_size: histogram!("stampede_commit_batch_size"),
+            batch_seconds: histogram!("stampede_commit_seconds"),
+        }
+    }
+
+    async fn admit(&self, requests: &[AdmitRequest]) -> Result<(Vec<Decision>, Option<EntryId>), GateError> {
+        if requests.is_empty() {
+            return Ok((Vec::new(), None));
+        }
+        let (opened_as, started) = (self.gate.opened_as(self.sale), Instant::now());
+        let admitted = self.gate.admit_batch(self.sale, requests).await;
+        self.admit_seconds.record(started.elapsed());
+        if admitted == Err(GateError::Lost)
+            && let Some((incarnation, epoch)) = opened_as
+        {
+            self.losses.report(self.sale, incarnation, epoch);
+        }
+        admitted?.ok_or(GateError::NotOpen)
+    }
+
+    /// Records orders, one outcome for each. The marks of those that the ledger has refused stay.
+    pub(super) async fn record(&self, pending: &[Pending]) -> Vec<CommitOutcome> {
+        if pending.is_empty() {
+            return Vec::new();
+        }
+        let _guard = self.exclusive.lock().await;
+        let started = Instant::now();
+        let mut outcomes = Vec::with_capacity(pending.len());
+        for run in pending.chunk_by(|a, b| a.epoch == b.epoch) {
+            let orders: Vec<Admitted> = run.iter().map(|pending| pending.admitted).collect();
+            outcomes.extend(self.recording.record(run[0].epoch, &orders).await);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
+        self.batch_size.record(pending.len() as f64);
+        self.batch_seconds.record(started.elapsed());
+        outcomes
+    }
+
+    /// Releases the marks of orders that the ledger has refused. Returns whether every order has a row or is in quarantine, and no mark
+    /// is left that should not be: then its entry can be settled.
+    async fn release_dead(&self, pending: &[Pending], outcomes: &[CommitOutcome]) -> bool {
+        let mut releases = Vec::new();
+        for (Pending { admitted: Admitted { user, order, .. }, .. }, outcome) in pending.iter().zip(outcomes) {
+            let CommitOutcome::Decided(outcome) = outcome else { continue };
+            let existing = match outcome {
+                RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded | RecordOutcome::Quarantined => continue,
+                RecordOutcome::Rejected { existing, .. } => *existing,
+                RecordOutcome::Dead => None,
+                RecordOutcome::IdCollision => {
+                    tracing::error!(sale = %self.sale, %order, "two orders have the same id; investigate");
+                    None
+                }
+            };
+            releases.push(Release { user: *user, order: *order, existing });
+        }
+        if !releases.is_empty()
+            && let Err(error) = self.gate.release(self.sale, &releases).await
+        {
+            tracing::warn!(sale = %self.sale, marks = releases.len(), %error, "cannot release marks yet; the outbox keeps them");
+            return false;
+        }
+        !outcomes.contains(&CommitOutcome::Undecided)
+    }
+
+    /// Removes an entry whose orders the ledger has. Nothing waits for it.
+    fn settle(self: &Arc<Self>, entry: EntryId) {
+        let seller = self.clone();
+        self.settling.spawn(async move { seller.settle_now(&[entry]).await });
+    }
+
+    async fn settle_now(&self, entries: &[EntryId]) {
+        failpoint::hit("outbox.settle");
+        if let Err(error) = self.gate.settle_entries(self.sale, entries).await {
+            tracing::debug!(sale = %self.sale, %error, "cannot settle an entry yet; it is recorded again later");
+        }
+    }
+
+    /// Records the orders of entries that were left in the outbox, and settles these.
+    pub(super) async fn settle_left(&self, entries: &[Entry]) {
+        for entry in entries {
+            let epoch = entry.id.epoch;
+            let pending: Vec<_> = entry.orders.iter().map(|&admitted| Pending { epoch, admitted }).collect();
+            let outcomes = self.record(&pending).await;
+            if self.release_dead(&pending, &outcomes).await {
+                self.settle_now(&[entry.id]).await;
+            }
+        }
+    }
+
+    /// Records orders of one epoch, without a change of the gate.
+    pub(super) async fn record_only(&self, epoch: Epoch, orders: impl Iterator<Item = Admitted>) {
+        let pending: Vec<_> = orders.map(|admitted| Pending { epoch, admitted }).collect();
+        self.record(&pending).await;
+    }
+
+    /// Retries orders that could not be recorded, at intervals. Never returns.
+    pub(super) async fn retry_suspects(&self) {
+        loop {
+            self.recording.suspects_due().await;
+            self.try_suspects().await;
+        }
+    }
+
+    async fn try_suspects(&self) {
+        let (pending, outcomes): (Vec<_>, Vec<_>) = {
+            let _guard = self.exclusive.lock().await;
+            self.recording.try_suspects().await.into_iter().unzip()
+        };
+        let outcomes: Vec<_> = outcomes.into_iter().map(CommitOutcome::Decided).collect();
+        self.release_dead(&pending, &outcomes).await;
+    }
+
+    /// Tries what could not be recorded a last time, and settles what can be. No request may be submitted after this.
+    pub(super) async fn close(&self) {
+        self.try_suspects().await;
+        self.recording.report_undecided();
+        self.settling.close();
+        self.settling.wait().await;
+    }
+}
+
+/// For `Arc<Seller>`, because entries are settled by tasks of their own.
+impl Backend<Job> for SellerHandle {
+    type Answer = Result<Answer, GateError>;
+
+    async fn call(&self, batch: &[Job]) -> Vec<Result<Answer, GateError>> {
+        let Self(seller) = self;
+        let request = |job: &Job| match job {
+            Job::Admit(request) => Some(*request),
+            Job::RollForward(_) => None,
+        };
+        let requests: Vec<AdmitRequest> = batch.iter().filter_map(request).collect();
+        let (decisions, entry, failed) = match seller.admit(&requests).await {
+            Ok((decisions, entry)) => (decisions, entry, None),
+            Err(error) => (Vec::new(), None, Some(error)),
+        };
+        if entry.is_some() {
+            failpoint::hit("buy.admitted");
+        }
+
+        let mut pending = Vec::with_capacity(batch.len());
+        let mut decided = decisions.iter();
+        for job in batch {
+            match job {
+                Job::RollForward(held) => pending.push(*held),
+                Job::Admit(AdmitRequest { user, .. }) => {
+                    if let Some(Decision { admission: Admission::Admitted(order), epoch, seq, at, .. }) = decided.next()
+                    {
+                        let admitted = Admitted { order: *order, user: *user, seq: *seq, at: *at };
+                        pending.push(Pending { epoch: *epoch, admitted });
+                    }
+                }
+            }
+        }
+        let outcomes = seller.record(&pending).await;
+        let is_done = seller.release_dead(&pending, &outcomes).await;
+        if let Some(entry) = entry.filter(|_| is_done) {
+            seller.settle(entry);
+        }
+
+        let (mut decisions, mut outcomes) = (decisions.into_iter(), outcomes.into_iter());
+        let mut next_outcome = || outcomes.next().unwrap_or(CommitOutcome::Undecided);
+        let answer = |job: &Job| match job {
+            Job::RollForward(_) => Ok(Answer::RolledForward(next_outcome())),
+            Job::Admit(_) => {
+                let Some(decision) = decisions.next() else { return Err(failed.unwrap_or(GateError::Unanswered)) };
+                match decision.admission {
+                    Admission::Admitted(_) => Ok(Answer::Admitted { decision, outcome: next_outcome() }),
+                    Admission::AlreadyHas(order) => Ok(Answer::AlreadyHas { order, decision }),
+                    Admission::Refused(refusal) => Ok(Answer::Refused(refusal)),
+                    Admission::Busy => Err(GateError::Busy),
+                }
+            }
+        };
+        batch.iter().map(answer).collect()
+    }
+}
+
+/// A seller as the backend of a batcher.
+pub(super) struct SellerHandle(pub(super) Arc<Seller>);
+
+impl std::fmt::Debug for Seller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seller").field("sale", &self.sale).finish_non_exhaustive()
+    }
+}

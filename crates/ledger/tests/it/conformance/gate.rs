@@ -1,0 +1,75 @@
+//! The record of a gate on a server.
+
+use std::time::Duration;
+
+use stampede_core::ports::{ClaimOutcome, LoadedSale, RecordOutcome, Stores};
+use stampede_core::{Epoch, RejectReason, SalePhase, Timestamp};
+
+use super::{E1, NOW, batch, order, refused, sale_of, user};
+
+pub async fn one_rebuild_wins_and_opens_every_sale(stores: &Stores) {
+    let (ledger, sale) = (&stores.ledger, sale_of(stores, 5).await);
+    let phase = async || ledger.sale(sale).await.unwrap().unwrap().phase;
+    assert_eq!(phase().await, SalePhase::Loading, "a new sale is not open yet");
+    let record = ledger.gate_record("one").await.unwrap();
+    assert_eq!(record.ledger_id, "one");
+    assert_eq!(ledger.gate_record("two").await.unwrap(), record, "the id never changes");
+    let from = record.incarnation;
+    assert!(!ledger.finish_load(sale, Epoch(2), from).await.unwrap(), "another epoch");
+    assert!(!ledger.finish_load(sale, E1, from + 1).await.unwrap(), "another incarnation");
+    assert!(ledger.finish_load(sale, E1, from).await.unwrap());
+    assert!(!ledger.finish_load(sale, E1, from).await.unwrap(), "it is open");
+    assert_eq!(phase().await, SalePhase::Open);
+    ledger.record(sale, E1, &batch(&[(1, 11), (2, 12)])).await.unwrap();
+    ledger.cancel(order(2), user(12), NOW).await.unwrap();
+
+    // Of concurrent rebuilds one wins.
+    let begin = |ledger: std::sync::Arc<dyn stampede_core::ports::Ledger>| async move {
+        ledger.begin_rebuild(from, NOW).await.unwrap()
+    };
+    let (one, other) = tokio::join!(begin(ledger.clone()), begin(ledger.clone()));
+    assert_eq!(one.xor(other), Some(from + 1));
+    assert_eq!(phase().await, SalePhase::Closing);
+    assert_eq!(ledger.begin_load(sale, from).await.unwrap(), None, "the older incarnation cannot load");
+    assert!(!ledger.finish_load(sale, E1, from + 1).await.unwrap(), "it is closing");
+
+    let LoadedSale { sale: loaded, marks } = ledger.begin_load(sale, from + 1).await.unwrap().unwrap();
+    assert_eq!((loaded.epoch, loaded.phase, loaded.sold), (Epoch(2), SalePhase::Loading, 1));
+    assert_eq!(marks, [(user(11), order(1))]);
+    assert_eq!(ledger.sale(sale).await.unwrap().unwrap(), loaded);
+    let late = ledger.record(sale, E1, &batch(&[(3, 13)])).await.unwrap();
+    assert_eq!(late, [refused(RejectReason::Epoch, None)], "a node that slept through the rebuild does no harm");
+
+    // A second rebuild begins before the first has ended.
+    assert_eq!(ledger.begin_rebuild(from + 1, NOW).await.unwrap(), Some(from + 2));
+    assert!(!ledger.finish_load(sale, Epoch(2), from + 1).await.unwrap());
+    assert_eq!(ledger.begin_load(sale, from + 2).await.unwrap().unwrap().sale.epoch, Epoch(3));
+    assert!(ledger.finish_load(sale, Epoch(3), from + 2).await.unwrap());
+    assert_eq!(ledger.record(sale, Epoch(3), &batch(&[(4, 14)])).await.unwrap(), [RecordOutcome::Inserted]);
+
+    // A sale that is over is left alone.
+    let end = ledger.sale(sale).await.unwrap().unwrap().window.end;
+    assert_eq!(ledger.begin_rebuild(from + 2, end).await.unwrap(), Some(from + 3));
+    assert_eq!(phase().await, SalePhase::Open);
+}
+
+pub async fn tiers_exclude_each_other(stores: &Stores) {
+    const SPAN: Duration = Duration::from_secs(60);
+    let ledger = &stores.ledger;
+    let lease = async |holder| ledger.lease_worker(holder, None, Timestamp::from_ms(0), SPAN).await.unwrap();
+    let incarnation = async || ledger.gate_record("id").await.unwrap().incarnation;
+    let first = incarnation().await;
+    let a = lease("a").await;
+    assert_eq!(ledger.claim_tier("a", "shared").await.unwrap(), ClaimOutcome::Claimed);
+    assert_eq!(incarnation().await, first + 1, "another tier may have sold before");
+    let b = lease("b").await;
+    assert_eq!(ledger.claim_tier("b", "solo").await.unwrap(), ClaimOutcome::OtherTier("shared".into()));
+    assert_eq!(ledger.claim_tier("b", "shared").await.unwrap(), ClaimOutcome::Claimed);
+    assert_eq!(incarnation().await, first + 1, "the tier is the same");
+    ledger.return_worker("a", a.worker, a.from).await.unwrap();
+    lease("c").await;
+    assert_eq!(ledger.claim_tier("c", "solo").await.unwrap(), ClaimOutcome::OtherTier("shared".into()), "b still runs");
+    ledger.return_worker("b", b.worker, b.from).await.unwrap();
+    assert_eq!(ledger.claim_tier("c", "solo").await.unwrap(), ClaimOutcome::Claimed);
+    assert_eq!(incarnation().await, first + 2);
+}
