@@ -1,4 +1,4 @@
-//! Whether the ledger responds. It is checked at most once a second, whatever the number of callers.
+//! Whether the ledger responds and the gate can be used. It is checked at most once a second, whatever the number of callers.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ impl Default for Readiness {
 }
 
 impl Readiness {
-    /// The result of a check that is at most [`FRESH_FOR`] old. `ping` checks the ledger.
+    /// The result of a check that is at most [`FRESH_FOR`] old. `ping` checks ledger and gate.
     pub(crate) async fn check<P>(&self, ping: impl FnOnce() -> P) -> Result<(), Unready>
     where
         P: Future<Output = Result<(), Error>> + Send + 'static,
