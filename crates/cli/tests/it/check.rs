@@ -12,7 +12,7 @@ use stampede_core::{Clock as _, SystemClock};
 use stampede_proof::history as recorded;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
-use stampede_testkit::{Client, count};
+use stampede_testkit::{Client, count, until};
 
 use crate::proof::{parse_json, run_without_violation, small_bench, stampede};
 use crate::shop::{Kind, Shop, Storage, TOKEN, command, temporary_storage, verify};
@@ -349,6 +349,12 @@ async fn violation_is_found_under_steady_load() {
     let sale = shop.create_sale(1000).await;
     let buyers = shop.log_in(0, 24).await;
     let load = steady_load(&shop, buyers, sale);
+    // A check that finds nothing ends with its first look, so the bug must have had its effect before.
+    let mut client = shop.client().await;
+    until("the planted bug has changed the gate", async || {
+        client.get(&format!("/admin/v1/sales/{sale}/gate"), TOKEN).await.unwrap().json()["cap"] != 1000
+    })
+    .await;
     let output = check_with(target(&shop).into()).await;
     assert_eq!(failed(&output), [1], "{output:?}");
     load.end().await;

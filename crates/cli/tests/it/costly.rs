@@ -132,7 +132,8 @@ async fn searches_of_one_address_do_not_slow_down_honest_reads() {
     let mut client = honest(shop.address).await;
     let found = client.get("/v1/shops?name=a%204711%E9%A6%86", "").await.unwrap().json();
     assert_eq!(found["shops"][0]["name"], "Tea 4711馆", "{found}");
-    let requests = count(1_000, 300) as u32;
+    // Three times this many within a window are below the limit of reads, however fast the server is.
+    let requests = count(600, 300) as u32;
     p99(&mut client, requests).await; // warm
     // Other load on the machine adds to the times, so one of a few rounds must pass.
     let mut seen = Vec::new();
