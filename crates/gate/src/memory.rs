@@ -69,6 +69,7 @@ impl State {
             cap: self.cap(),
             marks: self.marks(),
             settled: self.settled,
+            outbox: None,
         }
     }
 

@@ -227,7 +227,7 @@ impl System {
         let body = match self.call_at(node, &path, None).await {
             Ok(reply) => reply.json(),
             Err(SystemError::Refused { status: 404, .. }) => {
-                return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0 });
+                return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0, outbox: None });
             }
             Err(error) => return Err(error),
         };
@@ -235,7 +235,8 @@ impl System {
         let digest = u64::from_str_radix(&digest, 16).map_err(|_| unexpected(&path))?;
         let (cap, marks) = (number(&body, "cap", &path)?, number(&body, "marks", &path)?);
         let view = Some(GateView { cap, marks, digest, owners: None });
-        Ok(NodeGate { node: node.to_string(), view, waiting: number(&body, "waiting", &path)? })
+        let (waiting, outbox) = (number(&body, "waiting", &path)?, field(&body, "outbox", &path)?.as_u64());
+        Ok(NodeGate { node: node.to_string(), view, waiting, outbox })
     }
 
     /// Reads the marks of a gate. Each page is consistent, the pages together are not.
@@ -277,7 +278,8 @@ impl System {
                 }
             }
         }
-        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates, backlog: Backlog::default() })
+        let backlog = Backlog { outbox: gates.iter().filter_map(|gate| gate.outbox).max(), queue: None };
+        Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates, backlog })
     }
 
     /// Reads the evidence of several sales.

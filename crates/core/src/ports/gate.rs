@@ -75,6 +75,8 @@ pub struct Snapshot {
     pub marks: u32,
     /// Marks whose orders are known to be in the ledger.
     pub settled: u32,
+    /// Admitted orders in the outbox; `None` for a gate without one.
+    pub outbox: Option<u32>,
 }
 
 impl Snapshot {

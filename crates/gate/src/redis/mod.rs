@@ -258,7 +258,14 @@ impl RedisGate {
         let mut command = redis::cmd("XRANGE");
         command.arg(self.key(sale, "out")).arg(from).arg("+").arg("COUNT").arg(limit);
         let rows: Vec<(String, Vec<String>)> = self.send(command).await?;
-        rows.iter().map(|(id, fields)| parse_entry(id, fields).ok_or(GateError::Lost)).collect()
+        let entry = |(id, fields): &(String, Vec<String>)| {
+            parse_entry(id, fields).or_else(|| {
+                // It stays in the outbox. Its orders have marks, from which a rebuild records them.
+                tracing::error!(%sale, id, "an entry of the outbox cannot be read");
+                None
+            })
+        };
+        Ok(rows.iter().filter_map(entry).collect())
     }
 
     /// Every mark that Redis holds for the sale, with their epoch; `None` if there are none. Also for a sale that is closed.
@@ -449,14 +456,15 @@ impl Gate for RedisGate {
         // Read before the call: an admission that is answered during the call raises it.
         let seen_seq = open.seen_seq.load(Ordering::Relaxed);
         type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32);
-        let (ver, state, begin, end, cap, _generation, seq, marks, _entries, pending): Reply =
+        let (ver, state, begin, end, cap, _generation, seq, marks, entries, pending): Reply =
             self.call(&current.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
         if seq < seen_seq {
             return Err(GateError::Lost);
         }
         let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
         let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
-        let snapshot = Snapshot { ver, status, window, cap, marks, settled: marks.saturating_sub(pending) };
+        let (settled, outbox) = (marks.saturating_sub(pending), Some(pending.max(entries)));
+        let snapshot = Snapshot { ver, status, window, cap, marks, settled, outbox };
         open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
         Ok(Some(snapshot))
     }

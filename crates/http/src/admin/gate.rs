@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use stampede_core::ports::OrderRow;
+use stampede_core::ports::{OrderRow, Snapshot};
 use stampede_core::{Order, OrderId, OrderStatus, SaleId, Timestamp, UserId};
 use utoipa::{IntoParams, ToSchema};
 
@@ -23,7 +23,9 @@ pub(crate) struct GateResponse {
     settled: u32,
     /// Digest of all marks: 16 hexadecimal digits, equal for equal sets of users and orders.
     digest: String,
-    /// Admitted orders of all sales that wait for the ledger.
+    /// Admitted orders of this sale in the gate's outbox; null in a tier without one.
+    outbox: Option<u32>,
+    /// Requests of all sales that wait for the gate or the ledger of this node.
     waiting: usize,
 }
 
@@ -35,8 +37,9 @@ pub(crate) async fn gate(
     Id(id): Id<SaleId>,
 ) -> Result<Json<GateResponse>, Problem> {
     let (gate, digest) = app.engine.gate_snapshot(id).await?;
-    let (ver, cap, marks, settled) = (gate.ver, gate.cap, gate.marks, gate.settled);
-    Ok(Json(GateResponse { ver, cap, marks, settled, digest: format!("{digest:016x}"), waiting: app.engine.waiting() }))
+    let Snapshot { ver, cap, marks, settled, outbox, .. } = gate;
+    let (digest, waiting) = (format!("{digest:016x}"), app.engine.waiting());
+    Ok(Json(GateResponse { ver, cap, marks, settled, digest, outbox, waiting }))
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -40,8 +40,10 @@ pub struct NodeGate {
     pub node: String,
     /// `None` if the node does not have the sale in memory.
     pub view: Option<GateView>,
-    /// The number of admitted orders of all sales that wait for the ledger.
+    /// The number of requests of all sales that wait for the gate or the ledger.
     pub waiting: u64,
+    /// The number of admitted orders of the sale in the outbox; `None` in a tier without one.
+    pub outbox: Option<u64>,
 }
 
 /// What lies between the gate and the ledger. `None` where the tier has no such stage, or where it was not read.

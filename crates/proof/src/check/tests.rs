@@ -140,7 +140,7 @@ impl Case {
             digest: mark_digest(owners.iter().copied()),
             owners: Some(owners),
         };
-        let gate = |n| NodeGate { node: format!("node {n}"), view: Some(view.clone()), waiting: 0 };
+        let gate = |n| NodeGate { node: format!("node {n}"), view: Some(view.clone()), waiting: 0, outbox: None };
         self.evidence.gates = (0..count).map(gate).collect();
     }
 
