@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use stampede_core::SaleId;
-use stampede_core::ports::GateError;
 use stampede_gate::redis::{Entry, EntryId};
 
 use super::Shared;
@@ -42,14 +41,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
 async fn settle_left(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_there: &mut Seen) -> Result<(), Error> {
     let mut after = None;
     loop {
-        let entries = match shared.gate.entries(sale, after, PAGE).await {
-            Ok(entries) => entries,
-            Err(error @ (GateError::NotSent | GateError::Unanswered)) => return Err(error.into()),
-            Err(error) => {
-                tracing::error!(%sale, %error, "an entry of the outbox cannot be read");
-                return Err(error.into());
-            }
-        };
+        let entries = shared.gate.entries(sale, after, PAGE).await?;
         let Some(last) = entries.last() else { return Ok(()) };
         after = Some(last.id);
         let is_last_page = entries.len() < PAGE;

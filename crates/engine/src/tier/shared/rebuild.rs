@@ -36,6 +36,7 @@ pub(super) async fn all(shared: &Arc<Shared>, reason: &str) -> Result<(), NotRea
         return Err(NotReady::Rebuilding);
     };
     tracing::warn!(reason, incarnation, "rebuilding the gate; sales are closed meanwhile");
+    *shared.not_ready.lock() = Some(NotReady::Rebuilding);
     counter!("stampede_gate_rebuilds_total").increment(1);
     failpoint::hit("rebuild.begun");
     gate.set_incarnation(incarnation);

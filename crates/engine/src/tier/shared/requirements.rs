@@ -9,8 +9,9 @@ use stampede_redis::{Client, CommandError};
 
 use super::recovery::NotReady;
 
-/// The first version with `XADD NOMKSTREAM`.
-const OLDEST_VERSION: (u32, u32) = (6, 2);
+/// The first version that keeps loaded scripts neither in its append-only file nor on replicas. With an older one, a server that was
+/// restarted or replaced would have the scripts of the gate, and the loss of marks would go unnoticed.
+const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// Sales begin and end by the clock of Redis, and ids carry that of the ledger.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1);
 
@@ -31,7 +32,8 @@ pub(super) async fn check(
     let persistence: String = ask(client, &["INFO", "persistence"]).await?;
     if field(&persistence, "aof_enabled") == Some("0") {
         tracing::warn!(
-            "Redis does not write an append-only file (appendonly no): after a restart of it the sales are closed until they are rebuilt"
+            "Redis does not write an append-only file (appendonly no): when it dies, orders that were admitted and not yet recorded are lost, \
+             and their buyers have to try again"
         );
     }
     let before = ledger.now().await?;
@@ -47,7 +49,7 @@ pub(super) async fn check(
     Ok(())
 }
 
-/// An evicted mark would be sold again.
+/// Without an evicted mark, the gate would admit orders that the ledger then rejects, and tell owners that the sale is sold out.
 async fn check_eviction(client: &Client) -> Result<(), NotReady> {
     let answer: Result<Vec<String>, _> = try_ask(client, &["CONFIG", "GET", "maxmemory-policy"]).await;
     match answer {
@@ -56,7 +58,7 @@ async fn check_eviction(client: &Client) -> Result<(), NotReady> {
             policy => {
                 let policy = policy.unwrap_or("unknown");
                 Err(NotReady::Unsuitable(format!(
-                    "Redis evicts keys (maxmemory-policy {policy}), which would sell stock twice; set it to noeviction"
+                    "Redis evicts keys (maxmemory-policy {policy}), so the gate would forget orders; set it to noeviction"
                 )))
             }
         },
@@ -96,7 +98,7 @@ mod tests {
     fn versions_are_compared_as_numbers() {
         assert!(parse_version("7.0.15").unwrap() >= OLDEST_VERSION);
         assert!(parse_version("10.0.0").unwrap() >= OLDEST_VERSION);
-        assert!(parse_version("6.0.16").unwrap() < OLDEST_VERSION);
+        assert!(parse_version("6.2.14").unwrap() < OLDEST_VERSION);
         assert_eq!(parse_version("unknown"), None);
         assert_eq!(field("# Server\r\nredis_version:7.0.15\r\nx:1\r\n", "redis_version"), Some("7.0.15"));
     }
