@@ -9,21 +9,25 @@ TESTED = --workspace --features stampede-cli/failpoints
 # The modules of the end-to-end tests, for `make soak ONLY=name`.
 END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs,$(wildcard crates/cli/tests/it/*.rs)))))
 
-.PHONY: help run test lint soak chaos bench deps
+.PHONY: help run demo test lint soak chaos bench deps
 
 help:
 	@echo "make run              build and serve the tier solo with demo data on http://127.0.0.1:8080/"
+	@echo "make demo             two nodes of the tier shared with demo data, a private PostgreSQL and a private Redis; Ctrl-C stops them"
 	@echo "make test             format, lints, documentation and all tests with few repetitions (installs missing servers)"
 	@echo "make lint             format, lints and documentation only"
 	@echo "make soak             all tests with full repetitions, release build (up to an hour)"
 	@echo "make soak ONLY=name   a part of them: a crate (lock, cache, ledger, engine, http, …) or a module of the end-to-end tests"
 	@echo "                      ($(END_TO_END))"
 	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed, CHAOS_SEED=n replays it"
-	@echo "make bench            load test of the tier solo with verification; the report is written to target/bench"
+	@echo "make bench            load test with verification; the report is written to target/bench; TIER=shared: of that tier"
 	@echo "make deps             licences, sources and known advisories of all dependencies (installs cargo-deny)"
 
 run:
 	$(CARGO) run --profile quick --locked -p stampede-cli -- serve --demo
+
+demo:
+	$(CARGO) run --profile quick --locked -p stampede-cli -- demo $(if $(TIER),--tier $(TIER))
 
 lint:
 	$(CARGO) fmt --all --check
@@ -43,7 +47,7 @@ chaos:
 	CARGO_PROFILE_RELEASE_LTO=off CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
 
 bench:
-	$(CARGO) run --release --locked -p stampede-cli -- bench --tier solo --report target/bench
+	$(CARGO) run --release --locked -p stampede-cli -- bench $(if $(TIER),--tier $(TIER)) --report target/bench
 
 deps:
 	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny

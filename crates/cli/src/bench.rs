@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, IsTerminal as _, Write as _};
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,10 +18,11 @@ use stampede_proof::bench::{self, Options, Progress};
 use stampede_proof::generator::RunClock;
 use stampede_proof::history;
 use stampede_proof::report::Report;
-use stampede_proof::servers::{Server, mariadb, postgres};
+use stampede_proof::servers::Server;
 use stampede_proof::system::{Node, System};
 
 use crate::admin_token::AdminTokenSource;
+use crate::private_servers::{NodeCommand, PrivateDatabase, start_redis};
 use crate::settings::Tier;
 
 #[derive(Debug, Args)]
@@ -38,15 +39,20 @@ pub struct Bench {
     admin_token: AdminTokenSource,
 
     /// Start a system of this tier as separate processes, and stop it afterwards
-    #[arg(long, default_value = "solo")]
-    tier: String,
+    #[arg(long, value_enum, default_value_t = Tier::Solo)]
+    tier: Tier,
 
-    /// The URL of the ledger's database; with --private-servers: mariadb or postgres [default: embedded SQLite]
+    /// The URL of the ledger's database; with --private-servers: mariadb or postgres [default: solo: embedded SQLite; shared: a private
+    /// PostgreSQL]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
-    /// Start a private MariaDB or PostgreSQL for this run; it must be installed
-    #[arg(long, requires = "database")]
+    /// The Redis of the tier shared [default: a private one that syncs its append-only file once a second]
+    #[arg(long, value_name = "URL", conflicts_with = "target")]
+    redis: Option<String>,
+
+    /// Start a private MariaDB or PostgreSQL for this run, and a private Redis for the tier shared; they must be installed
+    #[arg(long)]
     private_servers: bool,
 
     /// Number of processes that share the ledger; more than one needs MariaDB, MySQL or PostgreSQL
@@ -122,7 +128,7 @@ pub fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
 struct Running {
     system: System,
     tier: String,
-    _server: Option<Server>,
+    _servers: Vec<Server>,
     _directory: Option<tempfile::TempDir>,
 }
 
@@ -198,14 +204,11 @@ impl Bench {
             None => None,
         };
         let system = System { addresses: vec![address], admins: vec![admin], token, nodes: Vec::new(), ledger };
-        Ok(Running { system, tier: "target".to_owned(), _server: None, _directory: None })
+        Ok(Running { system, tier: "target".to_owned(), _servers: Vec::new(), _directory: None })
     }
 
     /// Starts the nodes of a new system.
     async fn start(&self) -> anyhow::Result<Running> {
-        if self.tier != Tier::Solo.as_str() {
-            bail!("unknown tier {:?}; available: {}", self.tier, Tier::Solo.as_str());
-        }
         let directory = match &self.data_dir {
             Some(_) => None,
             None => Some(tempfile::Builder::new().prefix("stampede-bench-").tempdir_in(".")?),
@@ -215,57 +218,67 @@ impl Bench {
             .map(tempfile::TempDir::path)
             .or(self.data_dir.as_deref())
             .context("no data directory")?;
-        let (server, url) = self.database()?;
+        let mut servers = Vec::new();
+        let url = self.database(&mut servers)?;
         if self.nodes > 1 && url.is_none() {
             bail!("--nodes needs a database that processes can share: --database mysql://… or postgres://…");
         }
+        let redis = match (self.tier, &self.redis) {
+            (Tier::Solo, None) => None,
+            (Tier::Solo, Some(_)) => bail!("the tier solo does not use Redis"),
+            (Tier::Shared, Some(url)) => Some(url.clone()),
+            (Tier::Shared, None) => {
+                let (server, url) = start_redis()?;
+                servers.push(server);
+                Some(url)
+            }
+        };
         let token = format!("{:032x}", rand::rng().random::<u128>());
-        let program = std::env::current_exe()?;
         let mut nodes = Vec::new();
         for n in 0..self.nodes {
-            let (program, token, data, url) =
-                (program.clone(), token.clone(), data.join(format!("node-{n}")), url.clone());
-            nodes.push(Node::start(move |listen| command(&program, listen, &data, url.as_deref(), &token))?);
+            let mut node = node_command(data.join(format!("node-{n}")), &token)?.arg("--tier", self.tier.as_str());
+            for (name, value) in [("--database", &url), ("--redis", &redis)] {
+                if let Some(value) = value {
+                    node = node.arg(name, value);
+                }
+            }
+            nodes.push(Node::start(move |listen| node.command(listen))?);
         }
         let path = data.join("node-0").join("stampede.db");
         let database = url.as_deref().map_or(Ok(Database::Sqlite(path)), Database::parse)?;
         let ledger = Some(stampede_ledger::open_read_only(&database).await?);
         let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
         let system = System { admins: addresses.clone(), addresses, token, nodes, ledger };
-        Ok(Running { system, tier: self.tier.clone(), _server: server, _directory: directory })
+        Ok(Running { system, tier: self.tier.as_str().to_owned(), _servers: servers, _directory: directory })
     }
 
-    fn database(&self) -> anyhow::Result<(Option<Server>, Option<String>)> {
-        let missing = |name: &str| format!("cannot start a private {name}: is it installed?");
-        match (self.private_servers, self.database.as_deref()) {
-            (true, Some("mariadb" | "mysql")) => {
-                let server = mariadb::start().with_context(|| missing("MariaDB"))?;
-                let url = mariadb::create_database(&server, "stampede")?;
-                Ok((Some(server), Some(url)))
+    /// The URL of the database, which is started if it is to be a private one; `None`: embedded SQLite.
+    fn database(&self, servers: &mut Vec<Server>) -> anyhow::Result<Option<String>> {
+        let private = match (self.private_servers, self.database.as_deref()) {
+            (true, Some(name)) => PrivateDatabase::parse(name)
+                .with_context(|| format!("--private-servers can start mariadb or postgres, not {name:?}"))?,
+            (true, None) if self.tier == Tier::Solo => {
+                bail!("--private-servers needs --database mariadb or --database postgres")
             }
-            (true, Some("postgres" | "postgresql")) => {
-                let server = postgres::start().with_context(|| missing("PostgreSQL"))?;
-                let url = postgres::create_database(&server, "stampede")?;
-                Ok((Some(server), Some(url)))
-            }
-            (true, _) => bail!("--private-servers needs --database mariadb or --database postgres"),
+            (_, None) if self.tier == Tier::Shared => PrivateDatabase::Postgres,
+            (_, None) => return Ok(None),
             (false, Some(url)) => {
                 if matches!(Database::parse(url)?, Database::Sqlite(_)) {
                     bail!("for embedded SQLite, use --data-dir or no option");
                 }
-                Ok((None, Some(url.to_owned())))
+                return Ok(Some(url.to_owned()));
             }
-            (false, None) => Ok((None, None)),
-        }
+        };
+        let (server, url) = private.start()?;
+        servers.push(server);
+        Ok(Some(url))
     }
 }
 
 /// The command of a node that allows load tests, with limits that one address does not reach.
-fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<&str>, token: &str) -> Command {
-    let mut command = Command::new(program);
-    let listen = listen.map_or_else(|| "127.0.0.1:0".to_owned(), |address| address.to_string());
-    command.args(["serve", "--listen", &listen, "--data-dir"]).arg(data);
-    command.env("STAMPEDE_ADMIN_TOKEN", token).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+fn node_command(data_dir: PathBuf, token: &str) -> anyhow::Result<NodeCommand> {
+    let mut command =
+        NodeCommand::new(data_dir)?.env("STAMPEDE_ADMIN_TOKEN", token).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
     for (setting, value) in [
         ("LOG__LEVEL", "error"),
         ("HTTP__MAX_CONNECTIONS", "200000"),
@@ -282,12 +295,9 @@ fn command(program: &Path, listen: Option<SocketAddr>, data: &Path, url: Option<
         ("LIMITS__SEARCHES_PER_IP__COUNT", "100000000"),
         ("LIMITS__PROBES_PER_IP__COUNT", "100000000"),
     ] {
-        command.env(format!("STAMPEDE__{setting}"), value);
+        command = command.env(format!("STAMPEDE__{setting}"), value);
     }
-    if let Some(url) = url {
-        command.args(["--database", url]);
-    }
-    command
+    Ok(command)
 }
 
 fn write_report(report: &Report, directory: &Path) -> anyhow::Result<()> {
@@ -352,7 +362,7 @@ mod tests {
     /// All requests of a load test come from one address.
     #[test]
     fn every_limit_per_address_is_raised() {
-        let command = command(Path::new("x"), None, Path::new("data"), None, "token");
+        let command = node_command("data".into(), "token").unwrap().command(None);
         let raised: Vec<String> = command.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
         let defaults: toml::Table = include_str!("../../../config/default.toml").parse().unwrap();
         let mut found = 0;

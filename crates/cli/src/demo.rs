@@ -1,100 +1,85 @@
-//! Demonstration data: a few shops and three sales: open, starting in a minute, sold out.
-//!
-//! On existing data, only the missing sales are added: yesterday's have ended.
+//! `stampede demo`: a whole system with demonstration data, to be tried with one command.
 
-use std::time::Duration;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::Context as _;
-use stampede_core::{NewSale, NewShop, NewVoucher, SaleId, SaleState, SaleStatus, ShopTypeId, VoucherKind};
-use stampede_engine::Engine;
+use anyhow::{Context as _, bail};
+use clap::Args;
+use stampede_proof::system::Node;
+use tokio::signal::unix::{SignalKind, signal};
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+use crate::private_servers::{NodeCommand, PrivateDatabase, start_redis};
+use crate::settings::Tier;
 
-struct Offer {
-    state: SaleState,
-    shop: &'static str,
-    address: &'static str,
-    type_id: i64,
-    title: &'static str,
-    price_cents: i64,
-    worth_cents: i64,
-    stock: u32,
-    begins_in: Duration,
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// The tier: solo, or shared with a private PostgreSQL and Redis
+    #[arg(long, value_enum, default_value_t = Tier::Shared)]
+    tier: Tier,
+
+    /// Number of nodes; the tier solo has one [default: 2]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=16))]
+    nodes: Option<u16>,
+
+    /// The port of the first node; the others have the next ones
+    #[arg(long, default_value_t = 8080)]
+    port: u16,
 }
 
-const OFFERS: [Offer; 3] = [
-    Offer {
-        state: SaleState::SoldOut,
-        shop: "Cloud Nine Karaoke 九霄云外",
-        address: "88 Harbour Road",
-        type_id: 2,
-        title: "Karaoke night for six · 六人欢唱夜",
-        price_cents: 990,
-        worth_cents: 29_900,
-        stock: 3,
-        begins_in: Duration::ZERO,
-    },
-    Offer {
-        state: SaleState::NotStarted,
-        shop: "Third Wave Coffee 第三浪",
-        address: "5 Canal Street",
-        type_id: 1,
-        title: "Hand-drip coffee for two · 手冲双人",
-        price_cents: 100,
-        worth_cents: 7_600,
-        stock: 50,
-        begins_in: Duration::from_secs(60),
-    },
-    Offer {
-        state: SaleState::On,
-        shop: "Red Lantern Hot Pot 红灯笼火锅",
-        address: "12 Drum Tower Lane",
-        type_id: 1,
-        title: "Hot pot dinner for four · 四人火锅",
-        price_cents: 4_900,
-        worth_cents: 39_800,
-        stock: 100,
-        begins_in: Duration::ZERO,
-    },
-];
+impl Demo {
+    pub fn run(&self) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(self.serve())
+    }
 
-pub async fn fill(engine: &Engine) -> anyhow::Result<()> {
-    for offer in OFFERS {
-        if engine.sales(Some(offer.state), None, 1).is_empty() {
-            let sale = create_sale(engine, &offer).await.context("cannot create the demonstration data")?;
-            if offer.state == SaleState::SoldOut {
-                sell_out(engine, sale, offer.stock).await.context("cannot create the demonstration data")?;
-            }
+    async fn serve(&self) -> anyhow::Result<()> {
+        let count = match (self.tier, self.nodes) {
+            (Tier::Solo, None | Some(1)) => 1,
+            (Tier::Solo, Some(_)) => bail!("the tier solo has one node"),
+            (Tier::Shared, nodes) => nodes.unwrap_or(2),
+        };
+        // Installed first, so that an early signal stops what has been started.
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let directory = tempfile::Builder::new().prefix("stampede-demo-").tempdir()?;
+        let command = |n: u16| NodeCommand::new(directory.path().join(format!("node-{n}")));
+        let (mut servers, mut urls) = (Vec::new(), None);
+        if self.tier == Tier::Shared {
+            writeln!(std::io::stdout(), "starting PostgreSQL and Redis")?;
+            let (database, database_url) = PrivateDatabase::Postgres.start()?;
+            let (redis, redis_url) = start_redis()?;
+            servers.extend([database, redis]);
+            urls = Some((database_url, redis_url));
         }
+        let mut nodes = Vec::new();
+        for n in 0..count {
+            let mut command = command(n)?.flag("--demo").arg("--tier", self.tier.as_str());
+            if let Some((database, redis)) = &urls {
+                command = command.arg("--database", database).arg("--redis", redis);
+            }
+            let port = self.port.checked_add(n).context("--port is too high")?;
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let command = move |_: Option<SocketAddr>| command.command(Some(address));
+            nodes.push(Node::start(command).with_context(|| format!("the node on {address} did not start"))?);
+        }
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "Stampede {}, tier {}", env!("CARGO_PKG_VERSION"), self.tier.as_str())?;
+        for node in &nodes {
+            writeln!(out, "  open      http://{}/", node.address())?;
+        }
+        writeln!(out, "  log in with any number such as 13800138000; its code is shown on the page")?;
+        writeln!(out, "  Ctrl-C stops everything")?;
+        out.flush()?;
+        drop(out);
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        writeln!(std::io::stdout(), "stopping")?;
+        // The nodes first: they finish what is under way.
+        for node in nodes {
+            node.stop().context("a node did not stop cleanly")?;
+        }
+        drop(servers);
+        Ok(())
     }
-    Ok(())
-}
-
-async fn create_sale(engine: &Engine, offer: &Offer) -> anyhow::Result<SaleId> {
-    let shop =
-        NewShop { type_id: ShopTypeId::new(offer.type_id)?, name: offer.shop.into(), address: offer.address.into() };
-    let shop = engine.create_shop(shop).await?;
-    let voucher = NewVoucher {
-        shop_id: shop.id,
-        kind: VoucherKind::FlashSale,
-        title: offer.title.into(),
-        subtitle: String::new(),
-        rules: String::new(),
-        price_cents: offer.price_cents,
-        worth_cents: offer.worth_cents,
-    };
-    let voucher = engine.create_voucher(voucher).await?;
-    let begin = engine.clock().now().plus(offer.begins_in);
-    let sale =
-        NewSale { voucher_id: voucher.id, stock: offer.stock, begin, end: begin.plus(DAY), status: SaleStatus::OnSale };
-    Ok(engine.create_sale(sale).await?.sale.id)
-}
-
-/// Test buyers buy the whole stock; no login codes are sent to them.
-async fn sell_out(engine: &Engine, sale: SaleId, stock: u32) -> anyhow::Result<()> {
-    for (buyer, token) in engine.open_test_sessions(0, stock).await? {
-        engine.buy(sale, buyer).await?;
-        engine.log_out(&token).await?;
-    }
-    Ok(())
 }

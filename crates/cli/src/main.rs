@@ -1,6 +1,6 @@
 //! `stampede`: one binary, one file per subcommand.
 //!
-//! - [`serve`]: the server; [`demo`]: demonstration data
+//! - [`serve`]: the server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
 //! - [`sender`], [`webhook`]: deliver login codes
 //! - [`mod@bench`]: the load test; [`check`]: checks the invariants
 //! - [`quarantine`]: orders that could not be recorded
@@ -9,7 +9,7 @@
 //! - [`settings`]: merges defaults, file, environment and flags; [`admin_token`]: the tokens of administrators
 //! - [`data_dir`]: the data directory; [`session_key`]: the key of session tokens
 //! - [`reload`]: what SIGHUP reloads; [`descriptors`]: the limit of open files
-//! - [`redact`]: removes credentials from URLs
+//! - [`private_servers`]: servers and nodes that `bench` and `demo` start; [`redact`]: removes credentials from URLs
 
 mod admin_token;
 mod bench;
@@ -18,8 +18,10 @@ mod completions;
 mod config;
 mod data_dir;
 mod demo;
+mod demo_data;
 mod descriptors;
 mod migrate;
+mod private_servers;
 mod quarantine;
 mod redact;
 mod reload;
@@ -53,6 +55,11 @@ enum Command {
     ///
     /// SIGTERM and SIGINT stop it gracefully; SIGHUP reloads administrator tokens, certificate and key.
     Serve(serve::Serve),
+    /// Start a system with demonstration data and private servers, to try it
+    ///
+    /// The tier shared needs PostgreSQL and Redis to be installed; they run with temporary data, and stop with Ctrl-C. Login codes are
+    /// shown to everyone, so the nodes listen on loopback addresses only.
+    Demo(demo::Demo),
     /// Migrate the database and exit
     ///
     /// `serve` does the same when it starts.
@@ -88,6 +95,7 @@ fn main() -> ExitCode {
     let success = |()| ExitCode::SUCCESS;
     let done = match cli.command {
         Command::Serve(command) => command.run().map(success),
+        Command::Demo(command) => command.run().map(success),
         Command::Migrate(command) => command.run().map(success),
         Command::Bench(command) => command.run(),
         Command::Check(command) => Ok(command.run()),

@@ -19,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::admin_token;
 use crate::data_dir::{DataDir, lock_database};
-use crate::demo;
+use crate::demo_data;
 use crate::descriptors;
 use crate::reload::Reload;
 use crate::sender::Console;
@@ -105,7 +105,7 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let config = settings.engine(tier, session_keys, demo);
     let engine = Engine::start(config, stores, Arc::new(SystemClock), sender).await?;
     if demo {
-        demo::fill(&engine).await?;
+        demo_data::fill(&engine).await?;
     }
 
     let config = Config {

@@ -1,10 +1,11 @@
 //! A child process that is killed when its [`Process`] is dropped, and also when the parent process dies.
 //!
 //! A second child, the watchdog, is a shell that reads from a pipe. The pipe closes when the parent ends, for whatever reason, and the
-//! watchdog then kills the child.
+//! watchdog then kills the child. Both are process groups of their own: Ctrl-C in a terminal reaches the parent alone, which decides in
+//! what sequence its children end.
 
 use std::io::{BufRead as _, BufReader, Error, Result};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -39,8 +40,9 @@ impl Process {
 
     /// Like [`start`](Self::start). If the parent process dies, `directory` is removed as well.
     pub fn start_in(mut command: Command, directory: Option<&Path>) -> Result<Self> {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn()?;
         let watchdog = Command::new("sh")
+            .process_group(0)
             .args(["-c", WATCHDOG])
             .arg(child.id().to_string())
             .arg(directory.unwrap_or(Path::new("")))

@@ -6,7 +6,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use stampede_proof::process::pause;
+use stampede_proof::servers::redis::{client, ready, start_with as launch};
 use stampede_proof::servers::{Server, run};
+
+pub use stampede_proof::servers::redis::url;
 
 /// The name of the master in the sentinel's configuration.
 pub const MASTER: &str = "main";
@@ -109,36 +112,9 @@ pub fn reshard(from: &Server, to: &Server, slots: usize) -> Result<()> {
     run(&mut reshard).map(drop)
 }
 
-fn launch(options: &[&str]) -> Result<Server> {
-    let options: Vec<String> = options.iter().map(|&arg| arg.to_owned()).collect();
-    let start = move |directory: &Path, port: u16| {
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(directory).args(&options);
-        command
-    };
-    Server::launch("Redis", |_| Ok(()), start, ready)
-}
-
-fn ready(port: u16) -> Command {
-    let mut command = client(port);
-    command.arg("ping");
-    command
-}
-
-/// `-e`: `redis-cli` fails if the reply is an error.
-fn client(port: u16) -> Command {
-    let mut command = Command::new("redis-cli");
-    command.args(["-e", "-h", "127.0.0.1", "-p", &port.to_string()]);
-    command
-}
-
 /// Runs a command with `redis-cli` and returns its output.
 pub fn ask(port: u16, command: &[&str]) -> Result<String> {
     run(client(port).args(command))
-}
-
-pub fn url(port: u16) -> String {
-    format!("redis://127.0.0.1:{port}/")
 }
 
 fn wait_until(what: &str, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {

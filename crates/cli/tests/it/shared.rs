@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::Value;
+use serde_json::{Value, json};
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::process::was_killed_by;
-use stampede_testkit::{Client, Server, count, redis, until};
+use stampede_testkit::{Client, Process, Server, count, redis, until};
 use tokio::sync::Barrier;
 
+use crate::proof::{run_without_violation, small_bench, stampede};
 use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, verify};
 
 const SIGKILL: i32 = 9;
@@ -479,6 +480,39 @@ async fn nodes_are_killed_at_random_moments(kind: Kind) {
         nodes.shops[1].wait_for_sale(sale).await;
         assert_eq!(nodes.verify(&history, sale).await, 40);
     }
+}
+
+/// The load test starts its own servers and several nodes, one of which is killed at a time.
+#[test]
+fn load_test_finds_no_violation() {
+    for database in &["postgres", "mariadb"][..count(2, 1) as usize] {
+        let mut bench = small_bench(1);
+        bench.args(["--tier", "shared", "--nodes", "2", "--private-servers", "--database", database, "--kill"]);
+        let report = run_without_violation(bench);
+        assert_eq!((&report["tier"], &report["nodes"]), (&json!("shared"), &json!(2)));
+        assert_eq!(report["orders"]["other"], json!(0), "every buyer got an order");
+    }
+}
+
+/// One command starts servers and two nodes with demonstration data, and an interrupt stops everything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demo_starts_and_stops_everything() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = stampede(&["demo", "--tier", "shared", "--port", &free.to_string()]);
+    command.stderr(std::process::Stdio::null());
+    let mut demo = Process::start(command).unwrap();
+    for n in 0..2 {
+        let address =
+            demo.wait_for(Duration::from_secs(60), |line| line.trim().strip_prefix("open").map(str::to_owned));
+        let expected = format!("http://127.0.0.1:{}/", free + n);
+        assert_eq!(address.unwrap().trim(), expected);
+    }
+    let address = SocketAddr::from(([127, 0, 0, 1], free + 1));
+    let sales = Client::connect(address).await.unwrap().get("/v1/sales", "").await.unwrap().json();
+    assert_eq!(sales["sales"].as_array().map(Vec::len), Some(3), "{sales}");
+    demo.signal("INT").unwrap();
+    assert!(demo.wait(Duration::from_secs(30)).unwrap().success());
+    assert!(Client::connect(address).await.is_err());
 }
 
 on_each_database!(

@@ -1,10 +1,11 @@
-//! Private temporary database servers, each on a free port and with its own data directory.
+//! Private temporary servers, each on a free port and with its own data directory.
 //!
-//! - [`mariadb`], [`postgres`]: the servers that `stampede bench --private-servers` can start
+//! - [`mariadb`], [`postgres`], [`redis`]: the servers that `stampede bench` and `stampede demo` can start
 //! - [`Server`]: what they share: starting until the server is ready, killing, restarting on the same data
 
 pub mod mariadb;
 pub mod postgres;
+pub mod redis;
 
 use std::io::{Error, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
