@@ -229,6 +229,7 @@ pub struct Limits {
     pub probes_per_ip: Limit,
     pub own_per_user: Limit,
     pub memory: usize,
+    redis_timeout_ms: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -305,6 +306,7 @@ impl Settings {
             ("limits.searches_at_once", self.limits.searches_at_once as u64),
             ("limits.probes_per_ip.window_ms", self.limits.probes_per_ip.window_ms),
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
+            ("limits.redis_timeout_ms", self.limits.redis_timeout_ms),
         ];
         if self.buy.max_batch > 4096 {
             bail!("invalid settings: buy.max_batch must be at most 4096");
@@ -433,6 +435,8 @@ impl Settings {
                 let (redis, assume_noeviction) = (self.redis()?, self.redis.assume_noeviction);
                 Ok(TierConfig::Shared(SharedConfig {
                     redis,
+                    limit_redis: self.redis()?,
+                    limit_timeout: Duration::from_millis(self.limits.redis_timeout_ms),
                     assume_noeviction,
                     max_batch,
                     queue_per_sale,

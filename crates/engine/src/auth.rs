@@ -12,6 +12,7 @@ use metrics::{Counter, counter};
 use rand::RngExt as _;
 use stampede_core::ports::{Account, Accounts, Disabled, LedgerError, Session, SessionId};
 use stampede_core::{Clock, Code, Phone, Timestamp, User, UserId};
+use stampede_limit::Counters;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::audit::{Change, Outcome};
@@ -102,6 +103,7 @@ impl Auth {
         clock: Arc<dyn Clock>,
         key: [u8; 32],
         sender: Option<Arc<dyn Sender>>,
+        counters: &Counters,
     ) -> (Self, mpsc::Receiver<Session>) {
         let (touched, to_write) = mpsc::channel(10_000);
         let keys = config.session_keys.unwrap_or(SessionKeys { current: key, previous: None });
@@ -111,7 +113,7 @@ impl Auth {
             clock,
             token_signer: TokenSigner::new(&keys.current, keys.previous.as_ref()),
             sender,
-            budgets: SendLimiter::new(config.budgets),
+            budgets: SendLimiter::new(config.budgets, counters),
             proof_of_work: ProofOfWork::new(config.proof_of_work_bits),
             sessions: Arc::new(Sessions::new(config.session_memory)),
             touched,

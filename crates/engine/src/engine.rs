@@ -9,6 +9,7 @@ use rand::RngExt as _;
 use stampede_core::ids::{IdMaker as _, Lease, NotAnId, Snowflake};
 use stampede_core::ports::{ClaimOutcome, LedgerError, Stores};
 use stampede_core::{Clock, Code, SaleId, UserId};
+use stampede_limit::Counters;
 use stampede_lock::KeyedMutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -55,6 +56,7 @@ pub struct Engine {
     pub(crate) sale_index: Arc<SaleIndex>,
     pub(crate) catalogue_cache: CatalogueCache,
     pub(crate) auth: Auth,
+    limit_counters: Counters,
     /// Notified when a pending release was added to the ledger.
     pub(crate) release_added: Arc<Notify>,
     pub(crate) ids: Arc<Snowflake>,
@@ -100,7 +102,9 @@ impl Engine {
 
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
-        let (auth, touched) = Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender);
+        let limit_counters = tier::limit_counters(&config.tier, ledger.as_ref()).await?;
+        let (auth, touched) =
+            Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender, &limit_counters);
 
         let (sale_index, has_others) = (Arc::new(SaleIndex::default()), Arc::new(AtomicBool::new(false)));
         let context = Context {
@@ -137,6 +141,7 @@ impl Engine {
             tier,
             sale_index,
             auth,
+            limit_counters,
             release_added,
             ids,
             holder,
@@ -146,6 +151,16 @@ impl Engine {
 
     pub fn clock(&self) -> &dyn Clock {
         self.clock.as_ref()
+    }
+
+    /// Where the tier's rate limits are counted.
+    pub const fn limit_counters(&self) -> &Counters {
+        &self.limit_counters
+    }
+
+    /// How many login codes were counted by this node alone, because Redis did not answer.
+    pub fn code_limit_fallbacks(&self) -> u64 {
+        self.auth.budgets.fallbacks()
     }
 
     /// How many requests to buy wait for the gate or the ledger.

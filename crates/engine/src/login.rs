@@ -69,7 +69,7 @@ impl Engine {
             return Err(Error::Plain(Code::Unavailable));
         }
         auth.proof_of_work.check(&auth.token_signer, phone, solution, auth.clock.now())?;
-        auth.budgets.take(phone, address).map_err(|wait| Error::Limited { wait })?;
+        auth.budgets.take(phone, address).await.map_err(|wait| Error::Limited { wait })?;
         let sent = self.send_challenge(phone, counted_as(address)).await;
         if sent.is_err() {
             auth.budgets.undo(phone, address);

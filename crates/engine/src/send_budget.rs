@@ -1,16 +1,16 @@
 //! How many login codes may be sent: to a phone, for an address and its network, and by the whole shop.
 //!
 //! One address may use at most half of what a phone may have, so that it cannot keep the phone's owner from getting a code. A
-//! code that a login has used does not count against the phone's day: its owner asked for it. Each process counts alone, in
-//! bounded memory.
+//! code that a login has used does not count against the phone's day: its owner asked for it.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, counter};
 use parking_lot::Mutex;
 use stampede_core::Phone;
-use stampede_limit::{Limit, SlidingWindow, network};
+use stampede_limit::{Check, Counters, Limit, Limiter, check_all, network, undo_all};
 
 #[derive(Debug, Clone, Copy)]
 pub struct SendBudgets {
@@ -61,6 +61,18 @@ enum Key {
     Shop,
 }
 
+/// The name of the key in Redis. It has the whole number of the phone, so it is not to be logged.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Phone(phone) => f.write_str(phone.as_str()),
+            Self::Share(phone, network) => write!(f, "{}/{network}", phone.as_str()),
+            Self::Network(network) => network.fmt(f),
+            Self::Shop => f.write_str("shop"),
+        }
+    }
+}
+
 /// Writes a log line at most this often for each budget.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
@@ -68,23 +80,24 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 struct Budget {
     name: &'static str,
     count: u32,
-    used: SlidingWindow<Key>,
+    used: Limiter<Key>,
     spent: Counter,
     /// When it was last logged, and how often it has refused since.
     logged: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Budget {
-    fn new(name: &'static str, limit: Limit, memory: usize) -> Self {
+    fn new(counters: &Counters, name: &'static str, limit: Limit, memory: usize) -> Self {
         let spent = counter!("stampede_send_budget_spent_total", "budget" => name);
         // The series is there from the start, so that an alert on it can be written before it is needed.
         spent.increment(0);
-        Self { name, count: limit.count, used: SlidingWindow::new(limit, memory), spent, logged: Mutex::default() }
+        let used = Limiter::new(counters, &format!("codes_per_{name}"), limit, memory);
+        Self { name, count: limit.count, used, spent, logged: Mutex::default() }
     }
 
-    fn take(&self, key: &Key) -> Result<(), Duration> {
-        let count = if matches!(key, Key::Share(..)) { (self.count / 2).max(1) } else { self.count };
-        self.used.check_up_to(key.clone(), count)
+    fn check(&self, key: Key) -> Check<'_, Key> {
+        let maximum = if matches!(key, Key::Share(..)) { (self.count / 2).max(1) } else { self.count };
+        Check { limiter: &self.used, key, maximum }
     }
 
     fn refused(&self, key: &Key, phone: &Phone, address: IpAddr) {
@@ -113,9 +126,9 @@ pub(crate) struct SendLimiter {
 }
 
 impl SendLimiter {
-    pub(crate) fn new(config: SendBudgets) -> Self {
+    pub(crate) fn new(config: SendBudgets, counters: &Counters) -> Self {
         // A phone counts as a whole and by the shares of its addresses.
-        let budget = |name, limit| Budget::new(name, limit, config.memory);
+        let budget = |name, limit| Budget::new(counters, name, limit, config.memory);
         Self {
             phone: budget("phone", config.per_phone),
             phone_day: budget("phone_day", config.per_phone_day),
@@ -144,34 +157,41 @@ impl SendLimiter {
         budgets
     }
 
+    fn checks(&self, phone: &Phone, address: IpAddr) -> Vec<Check<'_, Key>> {
+        self.budgets(phone, address).into_iter().map(|(budget, key)| budget.check(key)).collect()
+    }
+
     /// Counts one code against every budget, or against none: then how long to wait.
-    pub(crate) fn take(&self, phone: &Phone, address: IpAddr) -> Result<(), Duration> {
-        let budgets = self.budgets(phone, address);
-        for (place, (budget, key)) in budgets.iter().enumerate() {
-            if let Err(wait) = budget.take(key) {
-                budgets[..place].iter().for_each(|(budget, key)| budget.used.undo(key));
-                budget.refused(key, phone, address);
-                return Err(wait);
-            }
-        }
-        Ok(())
+    pub(crate) async fn take(&self, phone: &Phone, address: IpAddr) -> Result<(), Duration> {
+        check_all(&self.checks(phone, address)).await.map_err(|refused| {
+            let (budget, key) = &self.budgets(phone, address)[refused.place];
+            budget.refused(key, phone, address);
+            refused.wait
+        })
     }
 
     /// The code was not sent after all.
     pub(crate) fn undo(&self, phone: &Phone, address: IpAddr) {
-        self.budgets(phone, address).iter().for_each(|(budget, key)| budget.used.undo(key));
+        undo_all(&self.checks(phone, address));
     }
 
     /// A login has used a code that was requested from this address.
     pub(crate) fn used(&self, phone: &Phone, address: IpAddr) {
-        self.phone_day.used.undo(&Key::Phone(phone.clone()));
-        self.phone_day.used.undo(&Key::Share(phone.clone(), share_network(address)));
+        let keys = [Key::Phone(phone.clone()), Key::Share(phone.clone(), share_network(address))];
+        undo_all(&keys.map(|key| self.phone_day.check(key)));
+    }
+
+    /// How many codes were counted by this process alone, because Redis did not answer.
+    pub(crate) fn fallbacks(&self) -> u64 {
+        // Every code counts against the budget of the shop.
+        self.shop.used.fallbacks()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
 
     const MANY: Limit = Limit { count: 1000, window: Duration::from_secs(3600) };
     const CONFIG: SendBudgets = SendBudgets {
@@ -201,15 +221,24 @@ mod tests {
         (0..tries)
             .filter(|&n| {
                 let (phone, address) = of(n);
-                limiter.take(&phone, address).is_ok()
+                take(limiter, &phone, address).is_ok()
             })
             .count()
+    }
+
+    /// With counters in this process there is nothing to wait for.
+    fn take(limiter: &SendLimiter, phone: &Phone, address: IpAddr) -> Result<(), Duration> {
+        limiter.take(phone, address).now_or_never().expect("ready at once")
+    }
+
+    fn with(config: SendBudgets) -> SendLimiter {
+        SendLimiter::new(config, &Counters::Local)
     }
 
     #[test]
     fn one_address_uses_at_most_half_of_a_phones_budget() {
         for config in [SendBudgets { per_phone: few(10), ..CONFIG }, SendBudgets { per_phone_day: few(10), ..CONFIG }] {
-            let limiter = SendLimiter::new(config);
+            let limiter = with(config);
             assert_eq!(granted(&limiter, 50, |_| (phone(1), ip("192.0.2.1"))), 5);
             // All networks of one /48 have one share.
             let in_one_48 = |n| (phone(1), ip(&format!("2001:db8:0:{n:x}::1")));
@@ -222,35 +251,35 @@ mod tests {
     #[test]
     fn addresses_networks_and_the_shop_have_budgets() {
         let to_many = |address: &'static str| move |n| (phone(n), ip(address));
-        let limiter = SendLimiter::new(SendBudgets { per_address: few(3), ..CONFIG });
+        let limiter = with(SendBudgets { per_address: few(3), ..CONFIG });
         assert_eq!(granted(&limiter, 9, to_many("192.0.2.1")), 3);
         assert_eq!(granted(&limiter, 9, to_many("192.0.2.2")), 3, "each IPv4 address has its own");
         assert_eq!(granted(&limiter, 9, |n| (phone(n), ip(&format!("2001:db8::{n:x}")))), 3, "a /64 is one");
 
         let each_64 = |n| (phone(n), ip(&format!("2001:db8:0:{n:x}::1")));
-        let limiter = SendLimiter::new(SendBudgets { per_address: few(3), per_ipv6_56: few(5), ..CONFIG });
+        let limiter = with(SendBudgets { per_address: few(3), per_ipv6_56: few(5), ..CONFIG });
         assert_eq!(granted(&limiter, 20, each_64), 5);
         let each_56 = |n| (phone(n), ip(&format!("2001:db8:0:{:x}::1", n << 8)));
-        let limiter = SendLimiter::new(SendBudgets { per_ipv6_56: few(5), per_ipv6_48: few(7), ..CONFIG });
+        let limiter = with(SendBudgets { per_ipv6_56: few(5), per_ipv6_48: few(7), ..CONFIG });
         assert_eq!(granted(&limiter, 20, each_56), 7);
-        let limiter = SendLimiter::new(SendBudgets { per_shop: few(9), ..CONFIG });
+        let limiter = with(SendBudgets { per_shop: few(9), ..CONFIG });
         assert_eq!(granted(&limiter, 20, |n| (phone(n), ip(&format!("192.0.2.{n}")))), 9);
     }
 
     #[test]
     fn refused_code_counts_against_no_budget_and_used_code_not_against_the_daily_one() {
-        let limiter = SendLimiter::new(SendBudgets { per_shop: few(1), per_phone_day: few(4), ..CONFIG });
+        let limiter = with(SendBudgets { per_shop: few(1), per_phone_day: few(4), ..CONFIG });
         let (owner, home) = (phone(1), ip("192.0.2.1"));
-        limiter.take(&owner, home).unwrap();
+        take(&limiter, &owner, home).unwrap();
         for _ in 0..10 {
-            limiter.take(&owner, home).unwrap_err();
+            take(&limiter, &owner, home).unwrap_err();
         }
         limiter.undo(&owner, home);
         assert_eq!(granted(&limiter, 9, |_| (owner.clone(), home)), 1, "the shop's one; the phone's are still there");
 
-        let limiter = SendLimiter::new(SendBudgets { per_phone_day: few(4), ..CONFIG });
+        let limiter = with(SendBudgets { per_phone_day: few(4), ..CONFIG });
         for _ in 0..10 {
-            limiter.take(&owner, home).unwrap();
+            take(&limiter, &owner, home).unwrap();
             limiter.used(&owner, home);
         }
         assert_eq!(granted(&limiter, 9, |_| (owner.clone(), home)), 2, "codes that no login has used");

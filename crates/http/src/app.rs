@@ -1,5 +1,7 @@
 //! What the handlers share.
 
+use std::fmt::Display;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +17,7 @@ use axum::http::HeaderValue;
 use metrics_exporter_prometheus::PrometheusHandle;
 use stampede_core::UserId;
 use stampede_engine::Engine;
-use stampede_limit::{Limit, SlidingWindow};
+use stampede_limit::{Counters, Limit, Limiter};
 use tokio::sync::Semaphore;
 
 #[derive(Debug, Clone)]
@@ -64,28 +66,54 @@ pub enum Surface {
 /// Rate limits. Every route that is not for administrators has one.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    pub(crate) buys_per_user: SlidingWindow<UserId>,
-    pub(crate) buys_per_ip: SlidingWindow<IpAddr>,
-    pub(crate) logins_per_ip: SlidingWindow<IpAddr>,
-    pub(crate) reads_per_ip: SlidingWindow<IpAddr>,
-    pub(crate) searches_per_ip: SlidingWindow<IpAddr>,
-    pub(crate) probes_per_ip: SlidingWindow<IpAddr>,
-    pub(crate) own_per_user: SlidingWindow<UserId>,
+    pub(crate) buys_per_user: Limiter<UserId>,
+    pub(crate) buys_per_ip: Limiter<IpAddr>,
+    pub(crate) logins_per_ip: Limiter<IpAddr>,
+    pub(crate) reads_per_ip: Limiter<IpAddr>,
+    pub(crate) searches_per_ip: Limiter<IpAddr>,
+    pub(crate) probes_per_ip: Limiter<IpAddr>,
+    pub(crate) own_per_user: Limiter<UserId>,
+}
+
+/// What a limit let pass without deciding as it should.
+pub(crate) struct LimitStats {
+    pub(crate) limit: &'static str,
+    /// Not counted, because the limit's memory was full.
+    pub(crate) let_through: u64,
+    /// Counted by this node alone, because Redis did not answer.
+    pub(crate) fallbacks: u64,
 }
 
 impl Limits {
-    /// How many requests each limit let through without counting them, because its memory was full.
-    pub(crate) fn let_through(&self) -> [(&'static str, u64); 7] {
+    fn new(config: &Config, counters: &Counters) -> Self {
+        let by_user = |name, limit| Limiter::new(counters, name, limit, config.limit_memory);
+        let by_ip = |name, limit| Limiter::new(counters, name, limit, config.limit_memory);
+        Self {
+            buys_per_user: by_user("buys_per_user", config.buys_per_user),
+            buys_per_ip: by_ip("buys_per_ip", config.buys_per_ip),
+            logins_per_ip: by_ip("logins_per_ip", config.logins_per_ip),
+            reads_per_ip: by_ip("reads_per_ip", config.reads_per_ip),
+            searches_per_ip: by_ip("searches_per_ip", config.searches_per_ip),
+            probes_per_ip: by_ip("probes_per_ip", config.probes_per_ip),
+            own_per_user: by_user("own_per_user", config.own_per_user),
+        }
+    }
+
+    pub(crate) fn stats(&self) -> [LimitStats; 7] {
         [
-            ("buys_per_user", self.buys_per_user.let_through()),
-            ("buys_per_ip", self.buys_per_ip.let_through()),
-            ("logins_per_ip", self.logins_per_ip.let_through()),
-            ("reads_per_ip", self.reads_per_ip.let_through()),
-            ("searches_per_ip", self.searches_per_ip.let_through()),
-            ("probes_per_ip", self.probes_per_ip.let_through()),
-            ("own_per_user", self.own_per_user.let_through()),
+            stats("buys_per_user", &self.buys_per_user),
+            stats("buys_per_ip", &self.buys_per_ip),
+            stats("logins_per_ip", &self.logins_per_ip),
+            stats("reads_per_ip", &self.reads_per_ip),
+            stats("searches_per_ip", &self.searches_per_ip),
+            stats("probes_per_ip", &self.probes_per_ip),
+            stats("own_per_user", &self.own_per_user),
         ]
     }
+}
+
+fn stats<K: Eq + Hash + Clone + Display>(limit: &'static str, limiter: &Limiter<K>) -> LimitStats {
+    LimitStats { limit, let_through: limiter.let_through(), fallbacks: limiter.fallbacks() }
 }
 
 #[derive(Debug)]
@@ -106,15 +134,7 @@ pub struct App {
 
 impl App {
     pub fn new(engine: Arc<Engine>, config: Config, metrics: PrometheusHandle) -> Self {
-        let limits = Limits {
-            buys_per_user: SlidingWindow::new(config.buys_per_user, config.limit_memory),
-            buys_per_ip: SlidingWindow::new(config.buys_per_ip, config.limit_memory),
-            logins_per_ip: SlidingWindow::new(config.logins_per_ip, config.limit_memory),
-            reads_per_ip: SlidingWindow::new(config.reads_per_ip, config.limit_memory),
-            searches_per_ip: SlidingWindow::new(config.searches_per_ip, config.limit_memory),
-            probes_per_ip: SlidingWindow::new(config.probes_per_ip, config.limit_memory),
-            own_per_user: SlidingWindow::new(config.own_per_user, config.limit_memory),
-        };
+        let limits = Limits::new(&config, engine.limit_counters());
         let (buy_metrics, http_metrics) = (BuyMetrics::new(), HttpMetrics::new());
         let tokens = config.admin_tokens.clone();
         let administrators = Administrators::new(tokens, config.wrong_admin_tokens_per_ip, config.limit_memory);

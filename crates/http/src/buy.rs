@@ -80,9 +80,7 @@ async fn try_buy<B>(
     client: IpAddr,
     sale: Result<SaleId, Error>,
 ) -> Result<(SaleId, Bought), Error> {
-    // Before the token is read, so that attempts with wrong tokens are limited too.
-    app.limits.buys_per_ip.check(rate_limit_key(client)).map_err(|wait| Error::Limited { wait })?;
-    let user = timeout(app.config.answer_timeout, authenticate(app, request.headers())).await;
+    let user = timeout(app.config.answer_timeout, authenticate(app, request.headers(), client)).await;
     let user = user.unwrap_or(Err(Error::Plain(Code::Unavailable)))?;
     // Frees the connection's read buffer before the wait for the ledger.
     drop(request);
@@ -91,11 +89,22 @@ async fn try_buy<B>(
     Ok((sale, app.engine.buy(sale, user).await?))
 }
 
-/// The user of the request's token. The limit is checked before the session is read: an expired token is limited too, before it
-/// reaches the ledger.
-async fn authenticate(app: &App, headers: &HeaderMap) -> Result<UserId, Error> {
-    let proven = prove(headers, app)?;
-    app.limits.buys_per_user.check(proven.user).map_err(|wait| Error::Limited { wait })?;
+/// The user of the request's token, within the limits of the address and of the user. Both are checked before the session is read: an
+/// expired token is limited too, before it reaches the ledger.
+async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr) -> Result<UserId, Error> {
+    let limited = |wait| Error::Limited { wait };
+    // Before the token is read, so that attempts with wrong tokens are limited too.
+    let by_address = app.limits.buys_per_ip.count_here(rate_limit_key(client)).map_err(limited)?;
+    let proven = match prove(headers, app) {
+        Ok(proven) => proven,
+        Err(error) => {
+            by_address.count_everywhere().await.map_err(limited)?;
+            return Err(error);
+        }
+    };
+    // An attempt that this node refuses because of its user counts against the address on this node only.
+    let by_user = app.limits.buys_per_user.count_here(proven.user).map_err(limited)?;
+    by_address.count_everywhere_with(by_user).await.map_err(limited)?;
     app.engine.authenticate(proven).await
 }
 

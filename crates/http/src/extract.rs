@@ -127,7 +127,7 @@ impl FromRequestParts<Arc<App>> for CurrentUser {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let proven = prove(&parts.headers, app)?;
         // Before the session is read, so that an expired token is limited too, before it reaches the ledger.
-        app.limits.own_per_user.check(proven.user).map_err(|wait| Error::Limited { wait })?;
+        app.limits.own_per_user.check(proven.user).await.map_err(|wait| Error::Limited { wait })?;
         Ok(app.engine.authenticate(proven).await.map(Self)?)
     }
 }
@@ -140,11 +140,11 @@ impl FromRequestParts<Arc<App>> for Visitor {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
-        app.limits.reads_per_ip.check(rate_limit_key(address)).map_err(|wait| Error::Limited { wait })?;
+        app.limits.reads_per_ip.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
         // Browsing keeps a session alive. The page is public: it neither waits for the session nor depends on it.
         if let Ok(proven) = prove(&parts.headers, app)
             && !app.engine.refresh(proven)
-            && app.limits.own_per_user.check(proven.user).is_ok()
+            && app.limits.own_per_user.check(proven.user).await.is_ok()
         {
             app.engine.look_up(proven);
         }
@@ -160,7 +160,7 @@ impl FromRequestParts<Arc<App>> for Prober {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
-        app.limits.probes_per_ip.check(rate_limit_key(address)).map_err(|wait| Error::Limited { wait })?;
+        app.limits.probes_per_ip.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
         Ok(Self)
     }
 }

@@ -43,8 +43,8 @@ pub(crate) fn parse_phone(text: &str) -> Result<Phone, Problem> {
     Phone::parse(text).map_err(|error| Problem::invalid("phone", error.to_string()))
 }
 
-fn check_limit(app: &App, client: ClientAddress) -> Result<(), Problem> {
-    Ok(app.limits.logins_per_ip.check(rate_limit_key(client.0)).map_err(|wait| Error::Limited { wait })?)
+async fn check_limit(app: &App, client: ClientAddress) -> Result<(), Problem> {
+    Ok(app.limits.logins_per_ip.check(rate_limit_key(client.0)).await.map_err(|wait| Error::Limited { wait })?)
 }
 
 /// Sends a login code to a phone. The response is the same whether the number has an account or not.
@@ -55,7 +55,7 @@ pub(crate) async fn send_code(
     Json(request): Json<CodeRequest>,
 ) -> Result<Json<CodeResponse>, Problem> {
     let phone = parse_phone(&request.phone)?;
-    check_limit(&app, client)?;
+    check_limit(&app, client).await?;
     let solution = request.puzzle.as_deref().zip(request.answer.as_deref());
     let solution = solution.map(|(puzzle, answer)| Solution { puzzle, answer });
     let sent = app.engine.send_code(&phone, client.0, solution).await?;
@@ -80,7 +80,7 @@ pub(crate) async fn puzzle(
     State(app): State<Arc<App>>,
     client: ClientAddress,
 ) -> Result<Json<PuzzleResponse>, Problem> {
-    check_limit(&app, client)?;
+    check_limit(&app, client).await?;
     let Puzzle { text, bits, expires_in } = app.engine.puzzle();
     Ok(Json(PuzzleResponse { puzzle: text, bits, expires_in_s: expires_in.as_secs() }))
 }
@@ -127,7 +127,7 @@ pub(crate) async fn log_in(
     let challenge = request.challenge.as_deref().map(HexId::from_str).transpose();
     let challenge = challenge.map_err(|error| Problem::invalid("challenge", error))?;
     let challenge = challenge.map(|HexId(id)| ChallengeId(id));
-    check_limit(&app, client)?;
+    check_limit(&app, client).await?;
     let masked = phone.to_string();
     let logged_in = app.engine.log_in(phone, &request.code, challenge, client.0).await.inspect_err(|error| {
         app.security_log.login_refused(client.0, &masked, error.code());

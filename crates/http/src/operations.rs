@@ -5,9 +5,11 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use metrics::counter;
 use stampede_core::Code;
+use stampede_limit::Counters;
 
-use crate::app::App;
+use crate::app::{App, LimitStats};
 use crate::extract::{Prober, Viewer};
 use crate::problem::Problem;
 
@@ -35,14 +37,28 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'s
 pub(crate) async fn metrics(State(app): State<Arc<App>>, _: Viewer) -> Response {
     #[expect(clippy::cast_precision_loss, reason = "a queue is far shorter than 2^52")]
     metrics::gauge!("stampede_commit_waiting").set(app.engine.waiting() as f64);
-    let of_administrators = ("wrong_tokens_per_ip", app.administrators.let_through());
-    for (limit, count) in app.limits.let_through().into_iter().chain([of_administrators]) {
-        metrics::counter!("stampede_limit_let_through_total", "limit" => limit).absolute(count);
-    }
+    report_limits(&app);
     for (cache, stats) in app.engine.cache_stats() {
         for (what, count) in stats.iter() {
-            metrics::counter!("stampede_cache_total", "cache" => cache.to_owned(), "what" => what).absolute(count);
+            counter!("stampede_cache_total", "cache" => cache.to_owned(), "what" => what).absolute(count);
         }
     }
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render()).into_response()
+}
+
+fn report_limits(app: &App) {
+    let let_through = |limit, count| counter!("stampede_limit_let_through_total", "limit" => limit).absolute(count);
+    let stats = app.limits.stats();
+    for LimitStats { limit, let_through: count, .. } in &stats {
+        let_through(*limit, *count);
+    }
+    let_through("wrong_tokens_per_ip", app.administrators.let_through());
+    if let Counters::Redis(counters) = app.engine.limit_counters() {
+        counter!("stampede_limit_calls_total").absolute(counters.calls());
+        let fallback = |limit, count| counter!("stampede_limit_fallback_total", "limit" => limit).absolute(count);
+        for LimitStats { limit, fallbacks, .. } in &stats {
+            fallback(*limit, *fallbacks);
+        }
+        fallback("codes", app.engine.code_limit_fallbacks());
+    }
 }

@@ -1,10 +1,17 @@
-//! Sliding-window rate limits in bounded memory.
+//! Sliding-window rate limits in bounded memory, for one process or over many that share a Redis server.
 //!
 //! - [`SlidingWindow`]: counts per key, inside one process
+//! - [`Limiter`]: a limit that holds in one process or over all nodes, depending on its [`Counters`]; [`check_all`], [`undo_all`]: several
+//!   limits at once
+//! - [`RedisCounters`]: counters in Redis; checks that arrive during a call are sent together in the next one
 //! - [`network()`]: the key of an IP address, so that addresses of one IPv6 network share a limit
 
+mod limiter;
 mod network;
+mod redis_counters;
 mod sliding_window;
 
+pub use limiter::{Check, Counted, Counters, Limiter, Refused, check_all, undo_all};
 pub use network::network;
+pub use redis_counters::RedisCounters;
 pub use sliding_window::{Limit, SlidingWindow};

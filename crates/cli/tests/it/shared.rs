@@ -21,10 +21,10 @@ use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, verify};
 const SIGKILL: i32 = 9;
 
 /// Nodes with separate data directories on one database and one Redis.
-struct Nodes {
-    redis: Server,
-    storages: Vec<Storage>,
-    shops: Vec<Shop>,
+pub struct Nodes {
+    pub redis: Server,
+    pub storages: Vec<Storage>,
+    pub shops: Vec<Shop>,
 }
 
 /// A node's command.
@@ -40,7 +40,7 @@ impl Nodes {
     }
 
     /// Starts nodes whose commands are changed by `change`, which gets the number of the node.
-    fn start_with(kind: Kind, count: usize, change: impl Fn(usize, Command) -> Command) -> Self {
+    pub fn start_with(kind: Kind, count: usize, change: impl Fn(usize, Command) -> Command) -> Self {
         let (server, redis) = (kind.server().unwrap(), redis::start().unwrap());
         let url = kind.create_database(server, server.port());
         let storages: Vec<_> = (0..count).map(|_| Storage::with(Some(url.clone()))).collect();
@@ -50,7 +50,7 @@ impl Nodes {
     }
 
     /// Creates a sale on the first node, and waits until every node has it.
-    async fn create_sale(&self, stock: u32) -> SaleId {
+    pub async fn create_sale(&self, stock: u32) -> SaleId {
         let sale = self.shops[0].create_sale(stock).await;
         for shop in &self.shops {
             shop.wait_for_sale(sale).await;
@@ -73,7 +73,7 @@ impl Nodes {
     }
 
     /// Every buyer tries on every node, `tries` times.
-    async fn storm(&self, history: &Arc<Recorder>, sale: SaleId, buyers: &[Buyer], tries: u64) {
+    pub async fn storm(&self, history: &Arc<Recorder>, sale: SaleId, buyers: &[Buyer], tries: u64) {
         storm(&self.addresses(), history, sale, buyers, tries).await;
     }
 }
@@ -437,26 +437,30 @@ async fn tiers_take_turns_on_one_ledger(kind: Kind) {
     }
 }
 
-/// A refused request costs Redis one call per batch, and an accepted one that and settling.
+/// How often a Redis server was called with a script.
+pub fn evaluated(redis: &Server) -> f64 {
+    let stats = redis::ask(redis.port(), &["info", "commandstats"]).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0.0)
+}
+
+/// A refused request costs Redis one call per batch, and an accepted one that and settling. Besides, calls of the rate limits.
 async fn a_batch_costs_one_call_of_the_gate(kind: Kind) {
     let nodes = Nodes::start(kind, 1);
     let buyers = nodes.shops[0].log_in(0, count(400, 150)).await;
     let sale = nodes.create_sale(buyers.len() as u32 / 3).await;
     let history = Arc::new(Recorder::default());
-    let calls = || {
-        let stats = redis::ask(nodes.redis.port(), &["info", "commandstats"]).unwrap();
-        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-        line.and_then(|line| line.split(',').next()?.parse::<f64>().ok()).unwrap_or(0.0)
-    };
+    let calls = || evaluated(&nodes.redis);
     let batches = async || nodes.shops[0].metric("stampede_gate_admit_seconds_count").await;
     let commits = async || nodes.shops[0].metric("stampede_commit_batch_size_count").await;
-    let before = (calls(), batches().await, commits().await);
+    let limits = async || nodes.shops[0].metric("stampede_limit_calls_total").await;
+    let before = (calls(), batches().await, commits().await, limits().await);
     nodes.storm(&history, sale, &buyers, 3).await;
-    let after = (calls(), batches().await, commits().await);
-    let (batches, commits) = (after.1 - before.1, after.2 - before.2);
+    let after = (calls(), batches().await, commits().await, limits().await);
+    let (batches, commits, limits) = (after.1 - before.1, after.2 - before.2, after.3 - before.3);
     // Besides, one snapshot of each sale a second, and more when the sale changes.
     let background = 60.0;
-    assert!(after.0 - before.0 <= batches + commits + background, "{before:?} {after:?}");
+    assert!(after.0 - before.0 <= batches + commits + limits + background, "{before:?} {after:?}");
     assert!(batches < 3.0 * buyers.len() as f64, "requests were batched");
     assert_eq!(nodes.verify(&history, sale).await, buyers.len() / 3);
 }

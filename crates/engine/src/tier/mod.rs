@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Decision, Gate, Ledger, LedgerError};
 use stampede_core::{Clock, OrderId, Refusal, Sale, SaleId};
+use stampede_limit::Counters;
 
 use crate::auth::CachedSession;
 use crate::engine::StartError;
@@ -111,6 +112,14 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
 
     /// Takes no more orders, and returns when every admitted order has an outcome.
     async fn close(&self);
+}
+
+/// Where the tier's rate limits are counted.
+pub(crate) async fn limit_counters(config: &TierConfig, ledger: &dyn Ledger) -> Result<Counters, LedgerError> {
+    match config {
+        TierConfig::Solo(_) => Ok(Counters::Local),
+        TierConfig::Shared(config) => shared::limit_counters(config, ledger).await,
+    }
 }
 
 /// Rebuilds the tier's gate from the ledger and starts its workers.

@@ -23,9 +23,10 @@ use metrics::counter;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Admitted, Decision, Gate, GateError, LedgerError};
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError};
 use stampede_core::{Refusal, Sale, SaleId, SalePhase};
 use stampede_gate::RedisGate;
+use stampede_limit::{Counters, RedisCounters};
 use stampede_redis::Client;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
@@ -50,6 +51,10 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct SharedConfig {
     pub redis: Arc<Client>,
+    /// Another connection, for rate limits, so that they do not wait behind a rebuild of the gate.
+    pub limit_redis: Arc<Client>,
+    /// How long a request waits for Redis to count it, before the node's own counts decide.
+    pub limit_timeout: Duration,
     /// Do not ask Redis for its eviction policy: it never evicts.
     pub assume_noeviction: bool,
     /// The most orders in one transaction.
@@ -96,10 +101,20 @@ impl SaleQueue {
     }
 }
 
+/// The ledger's record of the gate, with the id of the ledger that all keys in Redis have. The first call makes the id.
+async fn gate_record(ledger: &dyn Ledger) -> Result<GateRecord, LedgerError> {
+    let new_id = format!("{:016x}", rand::rng().random::<u64>());
+    ledger.gate_record(&new_id).await
+}
+
+pub(super) async fn limit_counters(config: &SharedConfig, ledger: &dyn Ledger) -> Result<Counters, LedgerError> {
+    let prefix = format!("stampede:{}:limit", gate_record(ledger).await?.ledger_id);
+    Ok(Counters::Redis(RedisCounters::start(config.limit_redis.clone(), prefix, config.limit_timeout)))
+}
+
 impl Shared {
     pub(crate) async fn start(config: SharedConfig, context: Context) -> Result<Arc<Self>, StartError> {
-        let new_id = format!("{:016x}", rand::rng().random::<u64>());
-        let record = context.ledger.gate_record(&new_id).await?;
+        let record = gate_record(&*context.ledger).await?;
         let gate = RedisGate::new(config.redis.clone(), record.ledger_id, record.incarnation, OUTBOX_BOUND);
         context.has_others.store(true, Ordering::Relaxed);
         for sale in context.ledger.sales(None).await? {
