@@ -1,6 +1,7 @@
 //! Sessions and accounts.
 //!
-//! A session is looked up in a bounded cache first and in the ledger on a miss. Each use moves its expiry, up to a fixed lifetime.
+//! A session is looked up in a bounded cache first and in the ledger on a miss, in tiers with Redis in between there
+//! ([`crate::shared_sessions`]). Each use moves its expiry, up to a fixed lifetime.
 //! The new expiry is written in the background, in batches, so that a request costs no write. Sessions that the ledger does not
 //! have are cached for a while, too.
 
@@ -22,6 +23,7 @@ use crate::login::Sender;
 use crate::proof_of_work::ProofOfWork;
 use crate::send_budget::{SendBudgets, SendLimiter};
 use crate::sessions::Sessions;
+use crate::shared_sessions::SharedSessions;
 use crate::token::{SessionKeys, TokenSigner};
 
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +62,13 @@ pub(crate) struct CachedSession {
 }
 
 impl CachedSession {
+    /// A session that has ended explicitly.
+    pub(crate) fn ended(user: UserId, now: Timestamp) -> Self {
+        let at_ms = || AtomicI64::new(now.ms());
+        let (expires_at_ms, written_ms, checked_ms) = (at_ms(), at_ms(), at_ms());
+        Self { user, created_at: now, expires_at_ms, written_ms, checked_ms, ended: true }
+    }
+
     /// Whether it ended some time ago. A session that has just ended stays cached, so that a request that read it from the ledger
     /// before cannot bring it back.
     pub(crate) fn is_long_over(&self, now: Timestamp) -> bool {
@@ -89,6 +98,8 @@ pub(crate) struct Auth {
     pub(crate) budgets: SendLimiter,
     pub(crate) proof_of_work: ProofOfWork,
     sessions: Arc<Sessions<CachedSession>>,
+    /// In tiers with Redis.
+    pub(crate) shared: Option<Arc<SharedSessions>>,
     touched: mpsc::Sender<Session>,
     lookups: Arc<Semaphore>,
     /// Lookups of sessions in the ledger.
@@ -116,6 +127,7 @@ impl Auth {
             budgets: SendLimiter::new(config.budgets, counters),
             proof_of_work: ProofOfWork::new(config.proof_of_work_bits),
             sessions: Arc::new(Sessions::new(config.session_memory)),
+            shared: None,
             touched,
             lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
             asked: counter!("stampede_session_lookups_total"),
@@ -134,7 +146,8 @@ impl Auth {
         session.expires_at.min(session.created_at.plus(self.config.session_lifetime))
     }
 
-    pub(crate) fn remember(&self, session: Session, now: Timestamp) -> Arc<CachedSession> {
+    /// Caches a session. `subscription`: that of [`SharedSessions`] under which it was read.
+    pub(crate) fn remember(&self, session: Session, subscription: u64, now: Timestamp) -> Arc<CachedSession> {
         let expires_at_ms = self.latest_expiry(&session).ms();
         let known = Arc::new(CachedSession {
             user: session.user,
@@ -145,7 +158,32 @@ impl Auth {
             ended: false,
         });
         // An entry that is there is not replaced: the session may have ended since it was read.
-        self.sessions.get_or_put(session.id, known)
+        let cached = self.sessions.get_or_put(session.id, known);
+        if subscription != self.subscription() {
+            // Its end may have been missed. Compared after the entry was made: the cache is cleared after the number has changed.
+            self.sessions.remove(session.id);
+        }
+        cached
+    }
+
+    pub(crate) fn subscription(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| shared.subscription())
+    }
+
+    /// The session in memory. Where other nodes end sessions, it counts only while their messages arrive.
+    fn cached(&self, id: SessionId) -> Option<Arc<CachedSession>> {
+        let is_listening = self.shared.as_ref().is_none_or(|shared| shared.is_listening());
+        self.sessions.get(id).filter(|known| known.ended || is_listening)
+    }
+
+    /// Caches sessions that this process has opened, and copies them to Redis for the other nodes.
+    pub(crate) async fn share_new(&self, sessions: &[Session], now: Timestamp) {
+        for session in sessions {
+            self.remember(*session, self.subscription(), now);
+        }
+        if let Some(shared) = &self.shared {
+            shared.put_new(sessions).await;
+        }
     }
 
     pub(crate) fn sessions(&self) -> Arc<Sessions<CachedSession>> {
@@ -160,20 +198,27 @@ impl Auth {
     /// Caches that the session has ended, so that a request that has just read it from the ledger cannot bring it back, and
     /// further requests with its token do not reach the ledger.
     fn mark_ended(&self, id: SessionId, user: UserId) {
-        let now = self.clock.now();
-        let at_ms = || AtomicI64::new(now.ms());
-        let (expires_at_ms, written_ms, checked_ms) = (at_ms(), at_ms(), at_ms());
-        let ended = CachedSession { user, created_at: now, expires_at_ms, written_ms, checked_ms, ended: true };
-        self.sessions.put(id, Arc::new(ended));
+        self.sessions.put(id, Arc::new(CachedSession::ended(user, self.clock.now())));
     }
 
-    pub(crate) fn mark_each_ended(&self, sessions: &[SessionId], user: UserId) {
+    /// Ends sessions that have ended in the ledger on all nodes.
+    pub(crate) async fn end_everywhere(&self, sessions: &[SessionId], user: UserId) -> Result<(), Error> {
         sessions.iter().for_each(|&id| self.mark_ended(id, user));
+        if let Some(shared) = &self.shared
+            && let Err(error) = shared.end(sessions, user).await
+        {
+            tracing::warn!(%error, "cannot tell the other nodes of ended sessions; trying again");
+            return Err(Error::OutcomeUnknown);
+        }
+        Ok(())
     }
 
     async fn read(&self, proven: VerifiedToken, now: Timestamp) -> Result<Option<Session>, Error> {
         self.asked.increment(1);
-        let session = self.accounts.session(proven.session, now).await?;
+        let session = match &self.shared {
+            Some(shared) => shared.read(self.accounts.as_ref(), proven.session, now).await?,
+            None => self.accounts.session(proven.session, now).await?,
+        };
         if session.is_none() {
             self.mark_ended(proven.session, proven.user);
         }
@@ -211,11 +256,11 @@ impl Engine {
         let testers = (first..first.saturating_add(count)).map(tester).collect::<Result<Vec<_>, _>>()?;
         let ids: Vec<SessionId> = testers.iter().map(|_| SessionId(rand::rng().random())).collect();
         let users = auth.accounts.open_sessions(&testers, &ids, expires_at, now).await?;
-        let open = |(id, user): (SessionId, UserId)| {
-            auth.remember(Session { id, user, created_at: now, expires_at }, now);
-            (user, auth.token_signer.token(id, user))
-        };
-        Ok(ids.into_iter().zip(users).map(open).collect())
+        let session = |(id, user)| Session { id, user, created_at: now, expires_at };
+        let sessions: Vec<Session> = ids.into_iter().zip(users).map(session).collect();
+        auth.share_new(&sessions, now).await;
+        let token = |session: &Session| (session.user, auth.token_signer.token(session.id, session.user));
+        Ok(sessions.iter().map(token).collect())
     }
 
     /// Checks the token's signature. A forged token, and one whose session is known to have ended, is refused without asking the
@@ -235,18 +280,26 @@ impl Engine {
         let VerifiedToken { user, session: id } = proven;
         let refused = Error::Plain(Code::Unauthorized);
         let now = auth.clock.now();
-        let known = match auth.sessions.get(id) {
+        let subscription = auth.subscription();
+        let known = match auth.cached(id) {
             Some(known) => known,
             None => match auth.read(proven, now).await? {
-                Some(session) => auth.remember(session, now),
+                Some(session) => auth.remember(session, subscription, now),
                 None => return Err(refused),
             },
         };
         if known.ended || known.user != user {
             return Err(refused);
         }
-        let checked_ms = known.checked_ms.load(Ordering::Relaxed);
-        if self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS {
+        let must_check = match auth.shared {
+            // Another node may have moved its expiry.
+            Some(_) => known.expires_at_ms.load(Ordering::Relaxed) <= now.ms(),
+            None => {
+                let checked_ms = known.checked_ms.load(Ordering::Relaxed);
+                self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS
+            }
+        };
+        if must_check {
             let Some(session) = auth.read(proven, now).await? else { return Err(refused) };
             // Another process may have moved its expiry.
             known.expires_at_ms.fetch_max(auth.latest_expiry(&session).ms(), Ordering::Relaxed);
@@ -263,7 +316,7 @@ impl Engine {
     /// not cached; [`Engine::look_up`] then loads it.
     pub fn refresh(&self, proven: VerifiedToken) -> bool {
         let (auth, now) = (&self.auth, self.auth.clock.now());
-        let Some(known) = auth.sessions.get(proven.session) else { return false };
+        let Some(known) = auth.cached(proven.session) else { return false };
         if !known.ended && known.expires_at_ms.load(Ordering::Relaxed) > now.ms() {
             auth.slide(proven.session, &known, now);
         }
@@ -295,7 +348,7 @@ impl Engine {
         let ended = self.auth.accounts.end_session(user, id).await;
         let ended = self.or_forget_all(ended)?;
         if ended || self.auth.sessions.get(id).is_some_and(|known| known.user == user) {
-            self.auth.mark_ended(id, user);
+            self.auth.end_everywhere(&[id], user).await?;
         }
         if ended { Ok(()) } else { Err(Error::Plain(Code::NoSuchSession)) }
     }
@@ -304,7 +357,7 @@ impl Engine {
     pub async fn end_sessions(&self, user: UserId) -> Result<Outcome<()>, Error> {
         let ended = self.auth.accounts.end_sessions(user).await;
         let ended = self.or_forget_all(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.auth.mark_each_ended(&ended, user);
+        self.auth.end_everywhere(&ended, user).await?;
         Ok(Outcome::done((), vec![Change::new("sessions", ended.len(), 0)]))
     }
 
@@ -312,7 +365,7 @@ impl Engine {
     pub async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Outcome<Account>, Error> {
         let done = self.auth.accounts.set_disabled(user, disabled).await;
         let Disabled { was, ended } = self.or_forget_all(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.auth.mark_each_ended(&ended, user);
+        self.auth.end_everywhere(&ended, user).await?;
         let account = self.account(user).await?;
         if was == disabled {
             return Ok(Outcome::unchanged(account));

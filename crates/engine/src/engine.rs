@@ -103,7 +103,7 @@ impl Engine {
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
         let limit_counters = tier::limit_counters(&config.tier, ledger.as_ref()).await?;
-        let (auth, touched) =
+        let (mut auth, touched) =
             Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender, &limit_counters);
 
         let (sale_index, has_others) = (Arc::new(SaleIndex::default()), Arc::new(AtomicBool::new(false)));
@@ -117,6 +117,7 @@ impl Engine {
         };
         let has_shared_ledger = config.tier.has_shared_ledger();
         let tier = tier::start(config.tier, context).await?;
+        auth.shared = tier.shared_sessions();
 
         let release_added = Arc::new(Notify::new());
         let mut workers = JoinSet::new();
@@ -128,7 +129,13 @@ impl Engine {
             clock.clone(),
             release_added.clone(),
         ));
-        workers.spawn(workers::sessions::run(stores.accounts.clone(), clock.clone(), auth.sessions(), touched));
+        workers.spawn(workers::sessions::run(
+            stores.accounts.clone(),
+            clock.clone(),
+            auth.sessions(),
+            auth.shared.clone(),
+            touched,
+        ));
         workers.spawn(workers::index::run(ledger, clock.clone()));
 
         Ok(Arc::new(Self {

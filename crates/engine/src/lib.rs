@@ -5,7 +5,7 @@
 //! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/shared`: gate in Redis
 //! - `batcher`: the natural batcher; `recording`: records a batch until the outcome of each order is known
 //! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `sale_index`, `catalogue_cache`: what they read
-//! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `token`: the token of a session
+//! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code
 //! - `audit`: the log of what administrators did
 //! - `retention`: how long a sale that is over stays in the gate; `workers`: tasks that run beside the requests
@@ -27,6 +27,7 @@ mod sale_index;
 mod sales;
 mod send_budget;
 mod sessions;
+mod shared_sessions;
 mod shops;
 mod tier;
 mod token;

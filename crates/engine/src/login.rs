@@ -135,8 +135,9 @@ impl Engine {
             LogInOutcome::Disabled => return Err(Error::Plain(Code::AccountDisabled)),
         };
         auth.budgets.used(&newcomer.phone, challenge.address);
-        auth.mark_each_ended(&ended, user.id);
-        auth.remember(Session { id, user: user.id, created_at: now, expires_at }, now);
+        // If the other nodes cannot be told that the oldest sessions have ended, they are told later; the login is in the ledger.
+        let _ = auth.end_everywhere(&ended, user.id).await;
+        auth.share_new(&[Session { id, user: user.id, created_at: now, expires_at }], now).await;
         Ok(LoggedIn { token: auth.token_signer.token(id, user.id), user, expires_at })
     }
 }

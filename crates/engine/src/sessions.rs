@@ -49,6 +49,10 @@ impl<T> Sessions<T> {
         shard.entry(id).or_insert(session).clone()
     }
 
+    pub(crate) fn remove(&self, id: SessionId) {
+        self.shard(id).remove(&id);
+    }
+
     fn make_room(&self, shard: &mut HashMap<SessionId, Arc<T>>, id: SessionId) {
         if shard.len() >= self.per_shard && !shard.contains_key(&id) {
             let mut n = 0;

@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Method;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
@@ -12,7 +13,8 @@ use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::process::was_killed_by;
-use stampede_testkit::{Client, Process, Server, count, redis, until};
+use stampede_testkit::proxy::Fault;
+use stampede_testkit::{Client, Process, Proxy, Server, count, redis, until};
 use tokio::sync::Barrier;
 
 use crate::proof::{run_without_violation, small_bench, stampede};
@@ -486,6 +488,50 @@ async fn nodes_are_killed_at_random_moments(kind: Kind) {
     }
 }
 
+/// A session of one node is known to all, and ends on all of them at once. Redis holds only copies.
+async fn sessions_end_on_every_node_at_once(kind: Kind) {
+    let (server, redis) = (kind.server().unwrap(), redis::start().unwrap());
+    let url = kind.create_database(server, server.port());
+    let storages = [Storage::with(Some(url.clone())), Storage::with(Some(url))];
+    let one = Shop::run(node(&storages[0], &redis));
+    let proxy = Proxy::start(redis.address()).await.unwrap();
+    let mut behind_proxy = command(&storages[1]);
+    behind_proxy.args(["--tier", "shared", "--redis", &redis::url(proxy.address().port())]);
+    let other = Shop::run(behind_proxy);
+    let buyers = one.log_in(0, 30).await;
+    let (mut at_one, mut at_other) = (one.client().await, other.client().await);
+    let orders = async |client: &mut Client, buyer: &Buyer| {
+        client.get("/v1/orders", &buyer.token).await.unwrap().status.as_u16()
+    };
+    let log_out = async |client: &mut Client, buyer: &Buyer| {
+        client.call(Method::DELETE, "/v1/session", &buyer.token, &Value::Null).await.unwrap().status.as_u16()
+    };
+    for buyer in &buyers[..20] {
+        // Twice, so that the session is in the memory of the other node.
+        assert_eq!((orders(&mut at_other, buyer).await, orders(&mut at_other, buyer).await), (200, 200));
+        assert_eq!(log_out(&mut at_one, buyer).await, 204);
+        let ended = until("the session has ended", async || orders(&mut at_other, buyer).await == 401).await;
+        assert!(ended < Duration::from_secs(1), "{ended:?}");
+    }
+    // Without its copies everybody stays logged in.
+    redis::ask(redis.port(), &["flushall"]).unwrap();
+    assert_eq!((orders(&mut at_one, &buyers[20]).await, orders(&mut at_other, &buyers[20]).await), (200, 200));
+    assert_eq!(orders(&mut at_other, &buyers[0]).await, 401);
+
+    // A node that is cut off from Redis asks the ledger.
+    proxy.set(Fault::Hang);
+    assert_eq!(log_out(&mut at_one, &buyers[20]).await, 204);
+    let noticed = until("the cut is noticed", async || orders(&mut at_other, &buyers[20]).await == 401).await;
+    assert!(noticed < Duration::from_secs(3), "{noticed:?}");
+    assert_eq!(orders(&mut at_other, &buyers[21]).await, 200);
+    assert_eq!(log_out(&mut at_one, &buyers[21]).await, 204);
+    assert_eq!(orders(&mut at_other, &buyers[21]).await, 401, "at once, because nothing is cached");
+    proxy.set(Fault::None);
+    until("the node is ready again", async || other.client().await.get("/readyz", "").await.unwrap().status == 200)
+        .await;
+    assert_eq!((orders(&mut at_other, &buyers[21]).await, orders(&mut at_other, &buyers[22]).await), (401, 200));
+}
+
 /// The load test starts its own servers and several nodes, one of which is killed at a time.
 #[test]
 fn load_test_finds_no_violation() {
@@ -534,5 +580,6 @@ on_each_database!(
     unsuitable_settings_are_refused,
     tiers_take_turns_on_one_ledger,
     a_batch_costs_one_call_of_the_gate,
-    nodes_are_killed_at_random_moments
+    nodes_are_killed_at_random_moments,
+    sessions_end_on_every_node_at_once
 );

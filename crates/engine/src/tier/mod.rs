@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::recording::CommitOutcome;
 use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
+use crate::shared_sessions::SharedSessions;
 
 pub use shared::SharedConfig;
 pub use solo::SoloConfig;
@@ -94,6 +95,9 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
 
     /// Opens a sale that this process has just created in the ledger.
     async fn open_created(&self, sale: SaleId) -> Result<Option<Sale>, Error>;
+
+    /// Sessions that all nodes share, in tiers with Redis.
+    fn shared_sessions(&self) -> Option<Arc<SharedSessions>>;
 
     /// The gate of all sales.
     fn gate(&self) -> &dyn Gate;

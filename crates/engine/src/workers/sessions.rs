@@ -8,20 +8,24 @@ use stampede_core::ports::{Accounts, Session};
 use tokio::sync::mpsc;
 
 use crate::auth::CachedSession;
-
 use crate::error::describe;
 use crate::sessions::Sessions;
+use crate::shared_sessions::SharedSessions;
 
 const BATCH: usize = 1000;
 const CLEAN_UP_INTERVAL: Duration = Duration::from_secs(60);
+/// How often ends that could not be published are published again.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(
     accounts: Arc<dyn Accounts>,
     clock: Arc<dyn Clock>,
     memory: Arc<Sessions<CachedSession>>,
+    shared: Option<Arc<SharedSessions>>,
     mut touched: mpsc::Receiver<Session>,
 ) {
     let mut clean_up = tokio::time::interval(CLEAN_UP_INTERVAL);
+    let mut publish_again = tokio::time::interval(PUBLISH_INTERVAL);
     let mut sessions = Vec::new();
     loop {
         let (what, done) = tokio::select! {
@@ -30,8 +34,17 @@ pub(crate) async fn run(
                     return;
                 }
                 let done = accounts.touch_sessions(&sessions).await;
+                if let Some(shared) = &shared {
+                    shared.extend(&sessions).await;
+                }
                 sessions.clear();
                 ("write the expiry of sessions", done)
+            }
+            _ = publish_again.tick() => {
+                if let Some(shared) = &shared {
+                    shared.publish_again().await;
+                }
+                continue;
             }
             _ = clean_up.tick() => {
                 let now = clock.now();

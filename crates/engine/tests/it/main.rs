@@ -2,6 +2,7 @@
 
 mod audit;
 mod faulty;
+mod lua;
 mod outages;
 mod quarantine;
 mod sessions;

@@ -33,6 +33,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::recovery::{Changes, Losses, NotReady, Recovery};
 use self::seller::{Answer, Job, Seller, SellerHandle};
+use self::subscription::Subscription;
 use super::per_sale::PerSale;
 use super::{AdmitOutcome, Context, Tier};
 use crate::batcher::{Abandoned, Batcher, Options};
@@ -40,6 +41,7 @@ use crate::engine::StartError;
 use crate::error::Error;
 use crate::recording::{CommitOutcome, Pending, Recording};
 use crate::retention::is_long_over;
+use crate::shared_sessions::SharedSessions;
 
 /// The most entries in a sale's outbox: entries are settled right after the commit, so a full one means that the ledger is stuck.
 const OUTBOX_BOUND: u32 = 1000;
@@ -75,6 +77,7 @@ pub(crate) struct Shared {
     /// One permit per request that may wait for the gate or the ledger.
     permits: Arc<Semaphore>,
     queues: PerSale<SaleQueue>,
+    sessions: Arc<SharedSessions>,
     losses: Arc<Losses>,
     changes: Arc<Changes>,
     /// Why the gate cannot be used.
@@ -115,7 +118,9 @@ pub(super) async fn limit_counters(config: &SharedConfig, ledger: &dyn Ledger) -
 impl Shared {
     pub(crate) async fn start(config: SharedConfig, context: Context) -> Result<Arc<Self>, StartError> {
         let record = gate_record(&*context.ledger).await?;
-        let gate = RedisGate::new(config.redis.clone(), record.ledger_id, record.incarnation, OUTBOX_BOUND);
+        let gate = RedisGate::new(config.redis.clone(), &record.ledger_id, record.incarnation, OUTBOX_BOUND);
+        let gate = Arc::new(gate);
+        let sessions = Arc::new(SharedSessions::new(config.redis.clone(), gate.clone(), &record.ledger_id));
         context.has_others.store(true, Ordering::Relaxed);
         for sale in context.ledger.sales(None).await? {
             context.sale_index.put(sale);
@@ -129,12 +134,20 @@ impl Shared {
             changes: Arc::default(),
             not_ready: Mutex::new(Some(NotReady::Starting)),
             workers: Mutex::default(),
-            gate: Arc::new(gate),
+            gate,
+            sessions,
             config,
             context,
         });
-        let subscription =
-            subscription::run(shared.config.redis.clone(), shared.gate.channel(), shared.changes.clone());
+        let subscription = Subscription {
+            client: shared.config.redis.clone(),
+            sales: shared.gate.channel(),
+            changes: shared.changes.clone(),
+            sessions: shared.sessions.clone(),
+            cached_sessions: shared.context.sessions.clone(),
+            clock: shared.context.clock.clone(),
+        };
+        let subscription = subscription.run();
         shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
         let mut recovery = Recovery::default();
         match tokio::time::timeout(START_TIMEOUT, recovery.start(&shared)).await {
@@ -237,6 +250,10 @@ impl Tier for Shared {
             self.announce(id).await;
         }
         Ok(Some(sale))
+    }
+
+    fn shared_sessions(&self) -> Option<Arc<SharedSessions>> {
+        Some(self.sessions.clone())
     }
 
     fn gate(&self) -> &dyn Gate {

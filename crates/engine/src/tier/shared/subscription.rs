@@ -1,4 +1,4 @@
-//! The subscription to the gate's channel: tells which sales other nodes have changed.
+//! The subscription to what other nodes publish: sales that have changed, and sessions that have ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,44 +6,76 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use metrics::counter;
 use redis::{RedisResult, Value};
-use stampede_core::SaleId;
+use stampede_core::{Clock, SaleId};
 use stampede_redis::{Backoff, Client, timeout_error};
 
 use super::recovery::Changes;
+use crate::auth::CachedSession;
+use crate::sessions::Sessions;
+use crate::shared_sessions::{self, SharedSessions};
 
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a ping checks that the connection is alive.
-const PING_INTERVAL: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_millis(500);
+/// How often a ping checks that the connection is alive. A session that ends while the connection is silently cut ends here once that is
+/// noticed.
+const PING_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Keeps a subscription open until the task is aborted.
-pub(super) async fn run(client: Arc<Client>, channel: String, changes: Arc<Changes>) {
-    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
-    loop {
-        if let Err(error) = receive(&client, &channel, &changes, &mut backoff).await {
-            tracing::debug!(%error, "the Redis subscription failed; retrying");
-        }
-        backoff.sleep().await;
-    }
+/// Keeps a subscription open.
+pub(super) struct Subscription {
+    pub(super) client: Arc<Client>,
+    /// The channel of changed sales.
+    pub(super) sales: String,
+    pub(super) changes: Arc<Changes>,
+    pub(super) sessions: Arc<SharedSessions>,
+    pub(super) cached_sessions: Arc<Sessions<CachedSession>>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
-async fn receive(client: &Client, channel: &str, changes: &Changes, backoff: &mut Backoff) -> RedisResult<()> {
-    let (mut sink, mut messages) = client.pubsub().await?.split();
-    with_timeout(sink.subscribe(channel)).await?;
-    backoff.reset();
-    // Messages that were sent before the subscription were missed.
-    changes.add_all();
-    let mut ping = tokio::time::interval_at(tokio::time::Instant::now() + PING_INTERVAL, PING_INTERVAL);
-    loop {
-        tokio::select! {
-            message = messages.next() => {
-                let Some(message) = message else { return Ok(()) };
-                match parse(message.get_payload_bytes()) {
-                    Some(sale) => changes.add(sale),
-                    None => counter!("stampede_gate_malformed_messages_total").increment(1),
-                }
+impl Subscription {
+    /// Runs until the task is aborted.
+    pub(super) async fn run(self) {
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+        loop {
+            let ended = self.receive(&mut backoff).await;
+            self.sessions.disconnected();
+            if let Err(error) = ended {
+                tracing::debug!(%error, "the Redis subscription failed; retrying");
             }
-            _ = ping.tick() => with_timeout(sink.ping::<Value>()).await.map(drop)?,
+            backoff.sleep().await;
         }
+    }
+
+    async fn receive(&self, backoff: &mut Backoff) -> RedisResult<()> {
+        let (mut sink, mut messages) = self.client.pubsub().await?.split();
+        let ended_sessions = self.sessions.channel();
+        with_timeout(sink.subscribe(&[&self.sales, &ended_sessions])).await?;
+        backoff.reset();
+        // Messages that were sent before the subscription were missed.
+        self.changes.add_all();
+        self.sessions.subscribed(|| self.cached_sessions.retain(|_| false));
+        let mut ping = tokio::time::interval_at(tokio::time::Instant::now() + PING_INTERVAL, PING_INTERVAL);
+        loop {
+            tokio::select! {
+                message = messages.next() => {
+                    let Some(message) = message else { return Ok(()) };
+                    let payload = message.get_payload_bytes();
+                    let handled = if message.get_channel_name() == ended_sessions {
+                        self.end_session(payload)
+                    } else {
+                        parse(payload).map(|sale| self.changes.add(sale))
+                    };
+                    if handled.is_none() {
+                        counter!("stampede_gate_malformed_messages_total").increment(1);
+                    }
+                }
+                _ = ping.tick() => with_timeout(sink.ping::<Value>()).await.map(drop)?,
+            }
+        }
+    }
+
+    fn end_session(&self, message: &[u8]) -> Option<()> {
+        let (id, user) = shared_sessions::parse_message(message)?;
+        self.cached_sessions.put(id, Arc::new(CachedSession::ended(user, self.clock.now())));
+        Some(())
     }
 }
 

@@ -28,6 +28,7 @@ use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
 use crate::recording::{CommitOutcome, Pending, Recording};
 use crate::retention::is_long_over;
+use crate::shared_sessions::SharedSessions;
 
 #[derive(Debug, Clone, Copy)]
 pub struct SoloConfig {
@@ -199,6 +200,10 @@ impl Tier for Solo {
 
     async fn open_created(&self, sale: SaleId) -> Result<Option<Sale>, Error> {
         Ok(self.discover(sale).await?)
+    }
+
+    fn shared_sessions(&self) -> Option<Arc<SharedSessions>> {
+        None
     }
 
     fn gate(&self) -> &dyn Gate {
