@@ -13,9 +13,11 @@ use tokio::sync::Notify;
 
 use crate::lease::{Lease, RenewOutcome};
 use crate::locks::Config;
-use stampede_redis::Client;
+use stampede_redis::{Backoff, Client};
 
 const MAX_CONCURRENT_RENEWALS: usize = 256;
+/// How soon a renewal that failed is retried; the pause doubles with every further failure.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct Watchdog {
@@ -61,6 +63,8 @@ impl Watchdog {
     /// Renews until the task is aborted.
     pub(crate) async fn run(self: Arc<Self>, client: Arc<Client>) {
         let mut pause = self.interval / 2;
+        let longest = self.interval / 8;
+        let mut backoff = Backoff::new(FIRST_RETRY.min(longest), longest);
         loop {
             // A wake-up before the timeout means that a lease is urgent.
             let _ = tokio::time::timeout(pause, self.wake.notified()).await;
@@ -73,8 +77,14 @@ impl Watchdog {
                 .filter(|done| std::future::ready(!done))
                 .count()
                 .await;
-            // Failed renewals are retried soon, because their leases are about to expire.
-            pause = if failed == 0 { self.interval / 2 } else { self.interval / 8 };
+            if failed == 0 {
+                backoff.reset();
+                pause = self.interval / 2;
+            } else {
+                // Retried soon: the leases are about to expire. Often the connection was closed, and the next attempt opens another; or, on
+                // a server of a Redlock that restarted empty, another owner held the lock for a moment.
+                pause = backoff.advance();
+            }
         }
     }
 
