@@ -39,5 +39,5 @@ pub use cache::Cache;
 pub use error::Error;
 pub use filter::{AnnounceError, Filter, FilterConfig};
 pub use remote::{Remote, RemoteConfig};
-pub use stampede_redis::Servers;
+pub use stampede_redis::{Servers, Tls, TlsError, TlsFiles};
 pub use stats::Stats;

@@ -16,7 +16,7 @@ use stampede_engine::{
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
-use stampede_redis::Client;
+use stampede_redis::{Client, Servers, Tls, TlsFiles};
 
 use crate::redact::{SecretUrl, without_credentials};
 
@@ -54,7 +54,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
 
-    /// The Redis server of the gate, for the tier shared: redis://USER:PASSWORD@HOST:PORT/DATABASE
+    /// The Redis server of the gate, for the tier shared: redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// for TLS
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 
@@ -133,6 +133,9 @@ pub struct Settings {
 #[serde(deny_unknown_fields)]
 struct Redis {
     url: SecretUrl,
+    tls_ca: String,
+    tls_certificate: String,
+    tls_key: String,
     assume_noeviction: bool,
     connect_timeout_ms: u64,
     response_timeout_ms: u64,
@@ -403,9 +406,36 @@ impl Settings {
         let Redis { url, connect_timeout_ms, response_timeout_ms, .. } = &self.redis;
         let (connect, response) =
             (Duration::from_millis(*connect_timeout_ms), Duration::from_millis(*response_timeout_ms));
-        // The error is not shown, because it may quote the password.
-        let client = Client::new(url.expose().into(), connect, response);
-        Ok(Arc::new(client.map_err(|_| anyhow!("redis.url: {url} is not a URL such as redis://127.0.0.1:6379/0"))?))
+        let servers = Servers::from(url.expose());
+        let servers = match self.redis_tls()? {
+            Some(tls) => servers.with_tls(tls),
+            None => servers,
+        };
+        let client = Client::new(servers, connect, response).map_err(|error| {
+            // The detail of an error may quote the URL with its password.
+            let reason = if error.detail().is_none() { format!(" ({error})") } else { String::new() };
+            anyhow!(
+                "redis.url: {url} is not a URL such as redis://127.0.0.1:6379/0 or rediss://127.0.0.1:6379/0{reason}"
+            )
+        })?;
+        Ok(Arc::new(client))
+    }
+
+    /// Reads the certificates for Redis, if there are any.
+    fn redis_tls(&self) -> anyhow::Result<Option<Tls>> {
+        let Redis { url, tls_ca, tls_certificate, tls_key, .. } = &self.redis;
+        if tls_certificate.is_empty() != tls_key.is_empty() {
+            bail!("redis.tls_certificate and redis.tls_key must be set together or not at all");
+        }
+        let file = |path: &str| (!path.is_empty()).then(|| path.into());
+        let files = TlsFiles { ca: file(tls_ca), certificate: file(tls_certificate), key: file(tls_key) };
+        if files == TlsFiles::default() {
+            return Ok(None);
+        }
+        if !url.expose().starts_with("rediss://") {
+            bail!("redis.tls_ca, redis.tls_certificate and redis.tls_key need a redis.url that begins with rediss://");
+        }
+        Ok(Some(files.read().context("the TLS files of [redis]")?))
     }
 
     /// The tier and its settings.

@@ -59,4 +59,4 @@ pub use self::{
     redlock::{RedLock, RedLockGuard},
 };
 #[cfg(feature = "redis")]
-pub use stampede_redis::Servers;
+pub use stampede_redis::{Servers, Tls, TlsError, TlsFiles};

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use redis::aio::PubSub;
-use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
+use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue as _, RedisError, RedisResult, ToRedisArgs, Value};
 use tokio::sync::Mutex;
 
@@ -20,48 +20,8 @@ use crate::cluster;
 use crate::error::{CommandError, ErrorClass, EvalShaError, check_reply, timeout_error};
 use crate::pipeline::Pipeline;
 use crate::script::Script;
-
-/// Where Redis runs.
-#[derive(Clone)]
-#[non_exhaustive]
-pub enum Servers {
-    /// A single server, by its URL.
-    Single(String),
-    /// A master that is found through Sentinel.
-    Sentinel {
-        /// URLs of the sentinels.
-        sentinels: Vec<String>,
-        /// The name of the master.
-        master: String,
-        /// Credentials and database of the master, if it needs any.
-        node: Option<SentinelNodeConnectionInfo>,
-    },
-    /// A cluster, by the URLs of some of its nodes.
-    Cluster(Vec<String>),
-}
-
-impl From<&str> for Servers {
-    fn from(url: &str) -> Self {
-        Self::Single(url.to_owned())
-    }
-}
-
-impl From<String> for Servers {
-    fn from(url: String) -> Self {
-        Self::Single(url)
-    }
-}
-
-/// Shows only the variant, because URLs may contain passwords.
-impl fmt::Debug for Servers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Single(_) => "Single",
-            Self::Sentinel { .. } => "Sentinel",
-            Self::Cluster(_) => "Cluster",
-        })
-    }
-}
+use crate::servers::{self, Servers};
+use crate::tls::Tls;
 
 /// Makes connections.
 enum Connector {
@@ -109,7 +69,7 @@ impl Client {
     /// # Errors
     /// If an address is invalid.
     pub fn new(servers: Servers, connect_timeout: Duration, response_timeout: Duration) -> RedisResult<Self> {
-        let connector = Arc::new(Connector::new(servers, connect_timeout, response_timeout)?);
+        let connector = Arc::new(Connector::new(servers, None, connect_timeout, response_timeout)?);
         Ok(Self { connector, connect_timeout, response_timeout, state: Arc::default(), connecting: Arc::default() })
     }
 
@@ -334,16 +294,21 @@ impl Client {
 }
 
 impl Connector {
-    fn new(servers: Servers, connect_timeout: Duration, response_timeout: Duration) -> RedisResult<Self> {
+    fn new(
+        servers: Servers,
+        tls: Option<&Tls>,
+        connect_timeout: Duration,
+        response_timeout: Duration,
+    ) -> RedisResult<Self> {
         Ok(match servers {
-            Servers::Single(url) => Self::Single(redis::Client::open(url)?),
+            Servers::WithTls(servers, tls) => Self::new(*servers, Some(&tls), connect_timeout, response_timeout)?,
+            Servers::Single(url) => Self::Single(servers::single(&url, tls)?),
             Servers::Sentinel { sentinels, master, node } => {
-                let client = SentinelClient::build(sentinels, master, node, SentinelServerType::Master)?;
-                Self::Sentinel(Mutex::new(client))
+                Self::Sentinel(Mutex::new(servers::sentinel(&sentinels, &master, node.as_deref(), tls)?))
             }
             Servers::Cluster(urls) => {
-                let nodes = urls.iter().map(|url| redis::Client::open(url.as_str())).collect::<RedisResult<_>>()?;
-                let client = ClusterClientBuilder::new(urls)
+                let nodes = urls.iter().map(|url| servers::single(url, tls)).collect::<RedisResult<_>>()?;
+                let client = servers::cluster(urls, tls)
                     .connection_timeout(connect_timeout)
                     .response_timeout(response_timeout)
                     .overall_response_timeout(Some(response_timeout))

@@ -2,6 +2,7 @@
 //!
 //! - [`Client`]: one connection to a single server, to a master behind Sentinel, or to a cluster. It reconnects when the connection
 //!   breaks, and [`CommandError`] tells a command that was not executed from one whose outcome is unknown.
+//! - [`Servers`]: where Redis runs, by URLs with user, password, database number and TLS; [`TlsFiles`]: certificates.
 //! - `cluster`: commands to a cluster. Only commands that a node refused to execute are sent again.
 //! - `pipeline`: batches commands that arrive while others are in flight.
 //! - [`Script`]: a Lua script, called by its hash.
@@ -15,8 +16,12 @@ mod cluster;
 mod error;
 mod pipeline;
 mod script;
+mod servers;
+mod tls;
 
 pub use backoff::Backoff;
-pub use client::{Client, Servers};
+pub use client::Client;
 pub use error::{CommandError, EvalShaError, timeout_error};
 pub use script::Script;
+pub use servers::Servers;
+pub use tls::{Tls, TlsError, TlsFiles};

@@ -2,7 +2,7 @@
 //! dev-dependency only: what `stampede bench` needs too is part of `stampede-proof` and re-exported here.
 //!
 //! - [`process`], [`mariadb`], [`postgres`], [`Client`]: re-exported from `stampede-proof`
-//! - [`redis`]: Redis servers: standalone, with a replica and a sentinel, as a cluster
+//! - [`redis`]: Redis servers: standalone, with a replica and a sentinel, as a cluster; with TLS
 //! - [`fake_clock`]: a clock for servers that a test can set
 //! - [`proxy`]: a TCP proxy that closes connections, delays, stops reading, drops responses
 //! - [`lua`]: checks the header comments of Redis scripts

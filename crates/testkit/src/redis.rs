@@ -1,5 +1,8 @@
-//! Private Redis servers: standalone, durable, a master with a replica and a sentinel, a cluster.
+//! Private Redis servers: standalone, durable, a master with a replica and a sentinel, a cluster; with TLS in [`tls`].
 
+pub mod tls;
+
+use std::ffi::OsString;
 use std::io::{Error, Result};
 use std::path::Path;
 use std::process::Command;
@@ -66,14 +69,14 @@ pub fn start_replicated() -> Result<Replicated> {
 /// A cluster of three masters without replicas.
 pub fn start_cluster() -> Result<[Server; 3]> {
     let nodes = [start_node()?, start_node()?, start_node()?];
-    form_cluster(&nodes, 0)?;
+    form_cluster(&nodes, 0, &[])?;
     Ok(nodes)
 }
 
 /// A cluster of three masters with one replica each.
 pub fn start_replicated_cluster() -> Result<Vec<Server>> {
     let nodes = (0..6).map(|_| start_node()).collect::<Result<Vec<_>>>()?;
-    form_cluster(&nodes, 1)?;
+    form_cluster(&nodes, 1, &[])?;
     wait_until("every replica is connected", || {
         let mut up = 0;
         for node in &nodes {
@@ -89,14 +92,14 @@ fn start_node() -> Result<Server> {
     launch(&[&cluster[..], &["--save", "", "--repl-diskless-sync-delay", "0"]].concat())
 }
 
-fn form_cluster(nodes: &[Server], replicas: usize) -> Result<()> {
+fn form_cluster(nodes: &[Server], replicas: usize, cli_options: &[OsString]) -> Result<()> {
     let mut create = Command::new("redis-cli");
-    create.args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address().to_string()));
+    create.args(cli_options).args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address().to_string()));
     run(create.args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"]))?;
     let known = format!("cluster_known_nodes:{}", nodes.len());
     for node in nodes {
         wait_until("the cluster has formed", || {
-            let info = ask(node.port(), &["cluster", "info"])?;
+            let info = run(client(node.port()).args(cli_options).args(["cluster", "info"]))?;
             Ok(info.contains("cluster_state:ok") && info.contains(&known))
         })?;
     }

@@ -11,3 +11,4 @@ mod outage;
 mod scripts;
 mod subscription;
 mod support;
+mod tls;

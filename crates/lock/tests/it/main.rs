@@ -17,5 +17,6 @@ mod server_failures;
 mod shutdown;
 mod support;
 mod thundering_herd;
+mod tls;
 mod waiting;
 mod watchdog;

@@ -23,13 +23,15 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Builds the command that starts a server with this data directory on this port.
 type Start = dyn Fn(&Path, u16) -> Command + Send + Sync;
+/// Builds the command that succeeds once the server on this port is ready.
+type Ready = dyn Fn(u16) -> Command + Send + Sync;
 
 /// A running server. It is killed when it is dropped, and also when this process dies.
 pub struct Server {
     kind: &'static str,
     port: u16,
     start: Box<Start>,
-    ready: fn(u16) -> Command,
+    ready: Box<Ready>,
     process: Mutex<Option<Process>>,
     directory: TempDir,
 }
@@ -40,13 +42,13 @@ impl Server {
         kind: &'static str,
         prepare: impl FnOnce(&Path) -> Result<()>,
         start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
-        ready: fn(u16) -> Command,
+        ready: impl Fn(u16) -> Command + Send + Sync + 'static,
     ) -> Result<Self> {
         // Not on tmpfs, so that fsync costs what it does in production, and where the server's user has access.
         let directory = tempfile::Builder::new().prefix("stampede-server-").tempdir_in("/var/tmp")?;
         prepare(directory.path())?;
-        let server =
-            Self { kind, port: free_port()?, start: Box::new(start), ready, process: Mutex::new(None), directory };
+        let (start, ready) = (Box::new(start), Box::new(ready));
+        let server = Self { kind, port: free_port()?, start, ready, process: Mutex::new(None), directory };
         server.restart()?;
         Ok(server)
     }

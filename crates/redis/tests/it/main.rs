@@ -1,3 +1,4 @@
 //! The client against real Redis servers.
 
 mod scripts;
+mod tls;
