@@ -54,18 +54,24 @@ impl Nodes {
     /// Creates a sale on the first node, and waits until every node has it.
     pub async fn create_sale(&self, stock: u32) -> SaleId {
         let sale = self.shops[0].create_sale(stock).await;
+        self.wait_until_open(sale).await;
+        sale
+    }
+
+    /// Waits until every node has the sale open in the gate. After a rebuild by one node the others follow.
+    async fn wait_until_open(&self, sale: SaleId) {
+        let path = format!("/admin/v1/sales/{sale}/gate");
         for shop in &self.shops {
             shop.wait_for_sale(sale).await;
             until("the sale is open on every node", async || {
-                let path = format!("/admin/v1/sales/{sale}/gate");
                 shop.client().await.get(&path, TOKEN).await.unwrap().status == 200
             })
             .await;
         }
-        sale
     }
 
     async fn verify(&self, history: &Recorder, sale: SaleId) -> usize {
+        self.wait_until_open(sale).await;
         let nodes: Vec<&Shop> = self.shops.iter().collect();
         verify(history, &self.storages[0], &nodes, sale).await
     }
