@@ -38,7 +38,7 @@ impl Config {
         let (Command::Show(given) | Command::Check(given)) = &self.command;
         // Everything that can be validated without opening a database, a token file or a port.
         let settings = Settings::load(&given.flags, &given.serve)?;
-        settings.tier(&settings.database()?)?;
+        settings.ids(&settings.tier(&settings.database()?)?)?;
         settings.admin_listen()?;
         settings.trusted_proxies()?;
         settings.cors_origins()?;

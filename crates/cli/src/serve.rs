@@ -58,6 +58,7 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let database = settings.database()?;
     // Before anything is opened: a tier that does not fit the database is reported at once.
     let tier = settings.tier(&database)?;
+    let ids = settings.ids(&tier)?;
     let admin_listen = settings.admin_listen()?;
     if demo && ![Some(settings.listen), admin_listen].iter().flatten().all(|address| address.ip().is_loopback()) {
         bail!("--demo shows login codes to everyone, so it works only on a loopback address such as 127.0.0.1:8080");
@@ -102,7 +103,7 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
         SenderKind::Webhook => Some(Arc::new(start_webhook(&settings.login)?) as Arc<dyn Sender>),
         SenderKind::None => None,
     };
-    let config = settings.engine(tier, session_keys, demo);
+    let config = settings.engine(tier, ids, session_keys, demo);
     let engine = Engine::start(config, stores, Arc::new(SystemClock), sender).await?;
     if demo {
         demo_data::fill(&engine).await?;

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::{
-    AuthConfig, Config as EngineConfig, SendBudgets, SessionKeys, SharedConfig, SoloConfig, TierConfig,
+    AuthConfig, Config as EngineConfig, IdConfig, SendBudgets, SessionKeys, SharedConfig, SoloConfig, TierConfig,
 };
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
@@ -85,6 +85,13 @@ impl Tier {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
+enum Ids {
+    Snowflake,
+    Redis,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SenderKind {
     None,
     Console,
@@ -115,6 +122,7 @@ impl From<Limit> for stampede_limit::Limit {
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     pub tier: Tier,
+    ids: Ids,
     pub data_dir: PathBuf,
     database: String,
     pub listen: SocketAddr,
@@ -477,11 +485,30 @@ impl Settings {
         }
     }
 
-    pub fn engine(&self, tier: TierConfig, session_keys: Option<SessionKeys>, demo: bool) -> EngineConfig {
+    /// How ids are made.
+    pub fn ids(&self, tier: &TierConfig) -> anyhow::Result<IdConfig> {
+        match (self.ids, tier) {
+            (Ids::Snowflake, _) => Ok(IdConfig::Snowflake),
+            (Ids::Redis, TierConfig::Shared(shared)) => Ok(IdConfig::Redis(shared.redis.clone())),
+            (Ids::Redis, TierConfig::Solo(_)) if self.redis.url.expose().is_empty() => {
+                bail!("ids = \"redis\" needs a Redis: set --redis, such as redis://127.0.0.1:6379")
+            }
+            (Ids::Redis, TierConfig::Solo(_)) => Ok(IdConfig::Redis(self.redis()?)),
+        }
+    }
+
+    pub fn engine(
+        &self,
+        tier: TierConfig,
+        ids: IdConfig,
+        session_keys: Option<SessionKeys>,
+        demo: bool,
+    ) -> EngineConfig {
         let (buy, login) = (&self.buy, &self.login);
         EngineConfig {
             answer_timeout: Duration::from_millis(buy.answer_timeout_ms),
             tier,
+            ids,
             auth: AuthConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
                 session_lifetime: Duration::from_millis(login.session_lifetime_ms),
@@ -545,6 +572,7 @@ mod tests {
             ("[buy]\nmax_batch = \"many\"\n", "max_batch"),
             ("[buy]\nmax_batch = 0\n", "buy.max_batch"),
             ("tier = \"huge\"\n", "huge"),
+            ("ids = \"uuid\"\n", "uuid"),
         ] {
             let (_file, flags) = file(text);
             let error = format!("{:#}", Settings::load(&flags, &ServeFlags::default()).unwrap_err());

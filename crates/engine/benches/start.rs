@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;
 use stampede_core::SystemClock;
-use stampede_engine::{AuthConfig, Config, Engine, SendBudgets, SoloConfig, TierConfig};
+use stampede_engine::{AuthConfig, Config, Engine, IdConfig, SendBudgets, SoloConfig, TierConfig};
 use stampede_ledger::Database;
 use stampede_limit::Limit;
 
@@ -30,6 +30,7 @@ const SOLO: SoloConfig = SoloConfig {
 const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
+    ids: IdConfig::Snowflake,
     auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),

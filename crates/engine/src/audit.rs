@@ -12,7 +12,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use stampede_core::Code;
-use stampede_core::ids::IdMaker as _;
 use stampede_core::ports::AuditRow;
 
 pub use changes::{Change, RecordOutcome};

@@ -71,7 +71,7 @@ impl Engine {
     }
 
     async fn attempt(&self, sale: SaleId, user: UserId) -> Result<Attempt, Error> {
-        let order = self.next_id(OrderId::new)?;
+        let order = self.next_order_id()?;
         match self.tier.admit(sale, AdmitRequest { user, order }).await? {
             AdmitOutcome::Admitted { decision, outcome } => {
                 if outcome == CommitOutcome::Decided(RecordOutcome::Inserted) {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
-use stampede_core::ids::{IdMaker as _, Lease, NotAnId, Snowflake};
+use stampede_core::ids::{Lease, NotAnId, Snowflake};
 use stampede_core::ports::{ClaimOutcome, LedgerError, Stores};
-use stampede_core::{Clock, Code, SaleId, UserId};
+use stampede_core::{Clock, Code, OrderId, SaleId, UserId};
 use stampede_limit::Counters;
 use stampede_lock::KeyedMutex;
 use tokio::sync::Notify;
@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use crate::auth::{Auth, AuthConfig};
 use crate::catalogue_cache::CatalogueCache;
 use crate::error::{Error, describe};
+use crate::ids::{IdConfig, Ids};
 use crate::login::Sender;
 use crate::sale_index::SaleIndex;
 use crate::tier::{self, Context, Tier, TierConfig};
@@ -27,6 +28,7 @@ pub struct Config {
     /// How long a buyer waits for an answer before being told that the outcome is not known yet.
     pub answer_timeout: Duration,
     pub tier: TierConfig,
+    pub ids: IdConfig,
     pub auth: AuthConfig,
 }
 
@@ -40,6 +42,11 @@ pub enum StartError {
     OtherTier { tier: &'static str, other: String },
     #[error("cannot start: {0}")]
     Redis(String),
+    #[error(
+        "cannot start with ids = \"snowflake\": this database has ids from the counter in Redis, which later snowflakes could repeat; \
+         set ids = \"redis\""
+    )]
+    IdKind,
     #[error("cannot start: the session key in the ledger has {0} bytes, not 32")]
     Key(usize),
 }
@@ -59,7 +66,7 @@ pub struct Engine {
     limit_counters: Counters,
     /// Notified when a pending release was added to the ledger.
     pub(crate) release_added: Arc<Notify>,
-    pub(crate) ids: Arc<Snowflake>,
+    pub(crate) ids: Ids,
     holder: String,
     /// Whether other processes may write to the same ledger.
     pub(crate) has_others: Arc<AtomicBool>,
@@ -98,7 +105,10 @@ impl Engine {
         if let ClaimOutcome::OtherTier(other) = ledger.claim_tier(&holder, tier).await? {
             return Err(StartError::OtherTier { tier, other });
         }
-        let ids = Arc::new(Snowflake::new(clock.clone(), lease));
+        if !ledger.claim_id_kind(config.ids.kind()).await? {
+            return Err(StartError::IdKind);
+        }
+        let worker = Arc::new(Snowflake::new(clock.clone(), lease));
 
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
@@ -121,7 +131,8 @@ impl Engine {
 
         let release_added = Arc::new(Notify::new());
         let mut workers = JoinSet::new();
-        workers.spawn(workers::lease::run(ledger.clone(), ids.clone(), holder.clone()));
+        workers.spawn(workers::lease::run(ledger.clone(), worker.clone(), holder.clone()));
+        let ids = Ids::start(config.ids, ledger.as_ref(), worker, &mut workers).await?;
         workers.spawn(workers::pending_releases::run(
             ledger.clone(),
             tier.clone(),
@@ -175,14 +186,20 @@ impl Engine {
         self.tier.waiting()
     }
 
-    /// Checks that the ledger answers and that the gate can be used.
+    /// Checks that the ledger answers, that the gate can be used, and that ids can be made.
     pub async fn ready(&self) -> Result<(), Error> {
         self.stores.ledger.ping().await?;
-        self.tier.ready()
+        self.tier.ready()?;
+        self.ids.ready()
     }
 
+    /// The id of anything but an order.
     pub(crate) fn next_id<T>(&self, of: impl FnOnce(i64) -> Result<T, NotAnId>) -> Result<T, Error> {
         of(self.ids.next()?).map_err(|_| Error::Plain(Code::Internal))
+    }
+
+    pub(crate) fn next_order_id(&self) -> Result<OrderId, Error> {
+        OrderId::new(self.ids.next_order()?).map_err(|_| Error::Plain(Code::Internal))
     }
 
     /// Waits until every admitted order has an outcome, and returns the worker number. To be called when no request is under
@@ -191,8 +208,8 @@ impl Engine {
         let closing = async {
             self.tier.close().await;
             self.workers.lock().abort_all();
-            let returned =
-                self.stores.ledger.return_worker(&self.holder, self.ids.worker(), self.ids.unused_from()).await;
+            let Ids { worker, .. } = &self.ids;
+            let returned = self.stores.ledger.return_worker(&self.holder, worker.worker(), worker.unused_from()).await;
             self.stores.ledger.close().await;
             returned
         };

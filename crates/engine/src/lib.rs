@@ -7,6 +7,7 @@
 //! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `sale_index`, `catalogue_cache`: what they read
 //! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code
+//! - `ids`: snowflakes, or numbers of a counter in Redis
 //! - `audit`: the log of what administrators did
 //! - `retention`: how long a sale that is over stays in the gate; `workers`: tasks that run beside the requests
 
@@ -17,6 +18,7 @@ mod buy;
 mod catalogue_cache;
 mod engine;
 mod error;
+mod ids;
 mod login;
 mod orders;
 mod proof_of_work;
@@ -38,6 +40,7 @@ pub use auth::{AuthConfig, VerifiedToken};
 pub use buy::Bought;
 pub use engine::{Config, Engine, StartError};
 pub use error::Error;
+pub use ids::IdConfig;
 pub use login::{CodeSent, LoggedIn, Sender};
 pub use proof_of_work::{Puzzle, Solution};
 pub use sales::SaleView;

@@ -9,10 +9,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use stampede_proof::process::pause;
-use stampede_proof::servers::redis::{client, ready, start_with as launch};
+use stampede_proof::servers::redis::{client, ready};
 use stampede_proof::servers::{Server, run};
 
-pub use stampede_proof::servers::redis::url;
+pub use stampede_proof::servers::redis::{start_with, url};
 
 /// The name of the master in the sentinel's configuration.
 pub const MASTER: &str = "main";
@@ -21,12 +21,12 @@ const FORMATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server without persistence.
 pub fn start() -> Result<Server> {
-    launch(&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"])
+    start_with(&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"])
 }
 
 /// A server that syncs every write to disk before it replies.
 pub fn start_durable() -> Result<Server> {
-    launch(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+    start_with(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
 }
 
 /// A master, its replica, and a sentinel that promotes the replica when the master has been down for a second.
@@ -40,7 +40,7 @@ pub struct Replicated {
 pub fn start_replicated() -> Result<Replicated> {
     let master = start()?;
     let master_port = master.port().to_string();
-    let replica = launch(&["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &master_port])?;
+    let replica = start_with(&["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &master_port])?;
     wait_until("the replica is connected", || {
         Ok(ask(replica.port(), &["info", "replication"])?.contains("master_link_status:up"))
     })?;
@@ -89,7 +89,7 @@ pub fn start_replicated_cluster() -> Result<Vec<Server>> {
 
 fn start_node() -> Result<Server> {
     let cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
-    launch(&[&cluster[..], &["--save", "", "--repl-diskless-sync-delay", "0"]].concat())
+    start_with(&[&cluster[..], &["--save", "", "--repl-diskless-sync-delay", "0"]].concat())
 }
 
 fn form_cluster(nodes: &[Server], replicas: usize, cli_options: &[OsString]) -> Result<()> {

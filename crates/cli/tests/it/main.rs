@@ -5,7 +5,7 @@
 //! - `storm`: many concurrent buyers; `crash`: the same with SIGKILL and aborts; `chaos`: random faults for `CHAOS_MINUTES`
 //! - `nodes`: two processes on one database; `outage`: the database is killed, disconnected, slow; the disk is full
 //! - `shared`: the tier `shared`, several processes with a gate in Redis; `shared_limits`: their rate limits; `redis_tls`: with TLS and
-//!   a password
+//!   a password; `ids`: ids from Redis
 //! - `quarantine`: orders that the database rejects
 //! - `proof`: the load test, and that planted bugs are detected; `check`: `stampede check`
 //! - `durability`: no confirmation before the write-ahead log is synced
@@ -52,6 +52,7 @@ mod durability;
 mod edge;
 mod fuzz;
 mod hostile;
+mod ids;
 mod login;
 mod login_attack;
 mod nodes;

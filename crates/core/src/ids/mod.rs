@@ -1,7 +1,13 @@
 //! Typed ids. An id is a positive 63-bit number; in JSON it is a string, because JavaScript cannot hold 63 bits.
+//!
+//! - [`Snowflake`]: ids from a leased worker number; [`counter`]: the layout of ids from a counter on a server
+//! - [`Origin`]: which of the two an id is
 
+pub mod counter;
+mod origin;
 mod snowflake;
 
+pub use origin::{IdKind, Origin};
 pub use snowflake::{IdMaker, Lease, LeaseEnded, MAX_WORKERS, Snowflake, WorkerId};
 
 use std::fmt;

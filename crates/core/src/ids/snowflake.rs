@@ -29,14 +29,14 @@ pub struct Lease {
     pub until: Timestamp,
 }
 
-/// The lease is used up: no id can be made until it is renewed.
+/// The right to make ids has ended, or is used up: no id can be made until it is renewed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the worker lease has ended; no id can be made until it is renewed")]
+#[error("the lease to make ids has ended; no id can be made until it is renewed")]
 pub struct LeaseEnded;
 
 /// Makes ids that are unique across nodes and rise on each.
 pub trait IdMaker: Send + Sync + fmt::Debug {
-    /// A positive number that no maker has returned before, above all that this one has returned.
+    /// A positive number that no maker has returned before, above all that this one has returned. Never waits.
     fn next(&self) -> Result<i64, LeaseEnded>;
 }
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::Result;
 use crate::clock::Timestamp;
-use crate::ids::{Lease, WorkerId};
+use crate::ids::{IdKind, Lease, WorkerId};
 
 #[async_trait]
 pub trait WorkerLeases: Send + Sync {
@@ -25,4 +25,8 @@ pub trait WorkerLeases: Send + Sync {
 
     /// Whether another process holds a worker number now, and so may sell from this ledger.
     async fn has_other_workers(&self, holder: &str) -> Result<bool>;
+
+    /// Records that ids are made in this way. `false` for [`IdKind::Snowflake`] if ids of [`IdKind::Counter`] were made before: those are
+    /// higher than the snowflakes of the same time, so later snowflakes could repeat them.
+    async fn claim_id_kind(&self, kind: IdKind) -> Result<bool>;
 }

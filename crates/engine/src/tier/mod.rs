@@ -26,6 +26,7 @@ use crate::sessions::Sessions;
 use crate::shared_sessions::SharedSessions;
 
 pub use shared::SharedConfig;
+pub(crate) use shared::gate_record;
 pub use solo::SoloConfig;
 
 /// Which tier, and its settings.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stampede_core::ids::{Lease, WorkerId};
+use stampede_core::ids::{IdKind, Lease, WorkerId};
 use stampede_core::ports::*;
 use stampede_core::*;
 
@@ -197,6 +197,10 @@ impl WorkerLeases for Faulty {
 
     async fn has_other_workers(&self, holder: &str) -> Result<bool> {
         self.inner.has_other_workers(holder).await
+    }
+
+    async fn claim_id_kind(&self, kind: IdKind) -> Result<bool> {
+        self.inner.claim_id_kind(kind).await
     }
 }
 

@@ -2,6 +2,8 @@
 
 #[test]
 fn script_headers_match_their_scripts() {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/shared_sessions");
-    assert_eq!(stampede_testkit::lua::check_headers(directory).unwrap(), 2);
+    for (directory, scripts) in [("shared_sessions", 2), ("ids/lua", 1)] {
+        let directory = format!("{}/src/{directory}", env!("CARGO_MANIFEST_DIR"));
+        assert_eq!(stampede_testkit::lua::check_headers(directory).unwrap(), scripts);
+    }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use stampede_core::ports::Ledger;
 use stampede_core::ports::Stores;
 use stampede_core::*;
-use stampede_engine::{AuthConfig, Config, Engine, SendBudgets, Sender, SoloConfig, TierConfig};
+use stampede_engine::{AuthConfig, Config, Engine, IdConfig, SendBudgets, Sender, SoloConfig, TierConfig};
 use stampede_ledger::{Database, open};
 use stampede_limit::Limit;
 use tempfile::TempDir;
@@ -25,6 +25,7 @@ pub const SOLO: SoloConfig = SoloConfig {
 pub const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
+    ids: IdConfig::Snowflake,
     auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),

@@ -9,6 +9,9 @@ use stampede_core::ports::{LedgerError, Result};
 use super::Store;
 use crate::db::{Tx, args};
 
+/// The name of the row that exists once ids were made from a counter. Like the lock of the leases it is no secret, but lies in that table.
+const COUNTER_IDS: &str = "counter_ids";
+
 impl Store {
     pub(super) async fn grant_lease(
         &self,
@@ -49,6 +52,17 @@ impl Store {
         let now_ms = self.read_clock().await?.ms();
         let sql = "SELECT worker FROM worker_lease WHERE until_ms > ? AND holder NOT IN ('', ?) LIMIT 1";
         Ok(self.db.row(sql, args![now_ms, holder]).await?.is_some())
+    }
+
+    /// Notes that there are ids of [`IdKind::Counter`](stampede_core::ids::IdKind::Counter).
+    pub(super) async fn note_counter_ids(&self) -> Result<()> {
+        let insert = format!("INSERT INTO secret (name, value) VALUES (?, ?){}", self.db.dialect().or_leave("name"));
+        self.db.execute(&insert, args![COUNTER_IDS, &b""[..]]).await
+    }
+
+    pub(super) async fn has_only_snowflakes(&self) -> Result<bool> {
+        let row = self.db.row("SELECT name FROM secret WHERE name = ?", args![COUNTER_IDS]).await?;
+        Ok(row.is_none())
     }
 
     pub(super) async fn end_lease(&self, holder: &str, worker: WorkerId, unused_from: Timestamp) -> Result<()> {

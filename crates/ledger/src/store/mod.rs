@@ -25,7 +25,7 @@ mod shop_search;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stampede_core::ids::{Lease, WorkerId};
+use stampede_core::ids::{IdKind, Lease, WorkerId};
 use stampede_core::ports::{
     Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, GateRecord,
     GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder,
@@ -212,6 +212,13 @@ impl WorkerLeases for Store {
 
     async fn has_other_workers(&self, holder: &str) -> Result<bool> {
         self.find_other_worker(holder).await
+    }
+
+    async fn claim_id_kind(&self, kind: IdKind) -> Result<bool> {
+        match kind {
+            IdKind::Snowflake => self.has_only_snowflakes().await,
+            IdKind::Counter => retry_conflicts!(self.note_counter_ids()).map(|()| true),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use stampede_core::ids::WorkerId;
+use stampede_core::ids::{IdKind, WorkerId};
 use stampede_core::ports::Stores;
 use stampede_core::ports::{Admitted, CreateOutcome, EditOutcome, RecordOutcome, SaleDraft, TransitionOutcome};
 use stampede_core::*;
@@ -13,7 +13,7 @@ macro_rules! suite {
         $crate::conformance::suite!(@each $fresh;
             records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
             cancels_once, cancelled_order_stays_cancelled, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, tops_up_once,
-            creates_only_under_a_parent, leases_never_overlap, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, challenge_has_limited_attempts_and_is_used_once,
+            creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, challenge_has_limited_attempts_and_is_used_once,
             challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
             quarantine_yields_to_rows_epochs_and_stock, cancellation_is_never_older_than_its_order,
@@ -320,6 +320,18 @@ pub async fn leases_never_overlap(stores: &Stores) {
     let stale = lease("me".into(), Some(mine.worker), zero).await;
     assert_ne!(stale.worker, mine.worker, "a worker that another holds is not renewed");
     assert!(stale.worker < WorkerId(1024));
+}
+
+pub async fn snowflakes_do_not_follow_ids_of_a_counter(stores: &Stores) {
+    for (kind, allowed) in [
+        (IdKind::Snowflake, true),
+        (IdKind::Snowflake, true),
+        (IdKind::Counter, true),
+        (IdKind::Counter, true),
+        (IdKind::Snowflake, false),
+    ] {
+        assert_eq!(stores.ledger.claim_id_kind(kind).await.unwrap(), allowed, "{kind:?}");
+    }
 }
 
 pub async fn missing_sale_is_poison(stores: &Stores) {

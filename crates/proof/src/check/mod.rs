@@ -150,7 +150,7 @@ pub fn check_once(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules)
         each(7, "order ids are unique and increase", &|sale, findings| {
             rows::ids_match_creation_time(sale, rules, findings);
             if let Some(answers) = &answers {
-                answers.ids_increase(sale.ledger.sale.id, findings);
+                answers.ids_increase(sale.ledger.sale.id, rules, findings);
             }
         }),
         each(8, "admitted inside the sale's window", &rows::inside_window),

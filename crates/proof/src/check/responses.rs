@@ -1,10 +1,11 @@
 //! The checks of a recorded history: the responses compared with the ledger's rows.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
-use stampede_core::ids::{Snowflake, WorkerId};
+use stampede_core::ids::{Origin, WorkerId, counter};
 use stampede_core::ports::OrderRow;
-use stampede_core::{OrderId, OrderStatus, SaleId, SaleStatus, UserId};
+use stampede_core::{OrderId, OrderStatus, SaleId, SaleStatus, Timestamp, UserId};
 
 use super::findings::{FindingId, Findings};
 use super::{Evidence, Rules, history_us};
@@ -63,8 +64,9 @@ impl<'a> Responses<'a> {
             .then(|| format!("{count} responses with too_many_requests cannot be checked; the others are correct"))
     }
 
-    /// A request that was sent after the response to another has the higher order id, if the same worker created both.
-    pub(super) fn ids_increase(&self, id: SaleId, findings: &mut Findings) {
+    /// A request that was sent after the response to another has the higher order id, if the same worker created both. Ids from a counter
+    /// do not tell who created them, and nodes use what they have fetched for a while: their time may be that much lower.
+    pub(super) fn ids_increase(&self, id: SaleId, rules: Rules, findings: &mut Findings) {
         let Some(sale) = self.sales.iter().find(|sale| sale.evidence.ledger.sale.id == id) else { return };
         let mut of: HashMap<OrderId, UserId> = HashMap::new();
         let mut starts: Vec<&Attempt> =
@@ -74,6 +76,8 @@ impl<'a> Responses<'a> {
         ends.sort_unstable_by_key(|attempt| attempt.end_us);
         let mut ended = ends.into_iter().peekable();
         let mut highest: HashMap<WorkerId, OrderId> = HashMap::new();
+        let mut latest: Option<(Timestamp, OrderId)> = None;
+        let max_lag = counter::MAX_AGE + COUNTER_LAG + rules.max_clock_skew;
         for attempt in starts {
             let (Some(order), user) = (attempt.order, attempt.user) else { continue };
             if let Some(other) = of.insert(order, user).filter(|other| *other != user) {
@@ -81,17 +85,38 @@ impl<'a> Responses<'a> {
                 findings.add(FindingId::order("shared id", id, order), text);
             }
             while let Some(before) = ended.next_if(|before| before.end_us < attempt.start_us) {
-                if let Some(id) = before.order {
-                    let highest = highest.entry(Snowflake::maker(id.get())).or_insert(id);
-                    *highest = id.max(*highest);
+                match before.order.map(|order| (order, origin(before, order))) {
+                    Some((order, Origin::Snowflake { worker, .. })) => {
+                        let highest = highest.entry(worker).or_insert(order);
+                        *highest = order.max(*highest);
+                    }
+                    Some((order, Origin::Counter { at })) => latest = latest.max(Some((at, order))),
+                    None => {}
                 }
             }
-            if let Some(before) = highest.get(&Snowflake::maker(order.get())).filter(|before| **before >= order) {
-                let text = format!("order {order} was created after {before}, by the same worker");
+            let earlier = match origin(attempt, order) {
+                Origin::Snowflake { worker, .. } => highest
+                    .get(&worker)
+                    .filter(|before| **before >= order)
+                    .map(|before| format!("order {order} was created after {before}, by the same worker")),
+                Origin::Counter { at } => latest.filter(|(before, _)| *before > at.plus(max_lag)).map(|(_, before)| {
+                    format!("order {order} was created after {before}, whose id is of a later time")
+                }),
+            };
+            if let Some(text) = earlier {
                 findings.add(FindingId::order("id order", id, order), text);
             }
         }
     }
+}
+
+/// Besides [`counter::MAX_AGE`]: ids have whole seconds, and the answer that grants one may take a while.
+const COUNTER_LAG: Duration = Duration::from_secs(2);
+
+/// The origin of an order that was created by this attempt.
+fn origin(attempt: &Attempt, order: OrderId) -> Origin {
+    let start_ms = i64::try_from(attempt.start_us / 1000).unwrap_or(i64::MAX);
+    Origin::of(order.get(), Timestamp::from_ms(start_ms))
 }
 
 impl SaleHistory<'_> {

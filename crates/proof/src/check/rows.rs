@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use stampede_core::ids::Snowflake;
+use stampede_core::ids::Origin;
 use stampede_core::ports::{OrderRow, SaleRecords};
 use stampede_core::{Epoch, OrderId, OrderStatus, Timestamp, UserId, mark_digest};
 
@@ -175,7 +175,7 @@ pub(super) fn ids_match_creation_time(evidence: &Evidence, rules: Rules, finding
         if !seen.insert(id) {
             findings.add(FindingId::order("twice", evidence.ledger.sale.id, id), format!("order {id} exists twice"));
         }
-        let made_at = Snowflake::made_at(id.get());
+        let made_at = Origin::of(id.get(), created_at).at();
         if made_at > created_at.plus(rules.max_clock_skew) {
             findings.add(
                 FindingId::order("future", evidence.ledger.sale.id, id),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use stampede_core::ids::Snowflake;
+use stampede_core::ids::{IdKind, Snowflake, counter};
 use stampede_core::ports::{AddedStock, OrderRow, SaleRecords};
 use stampede_core::{
     Clock as _, Epoch, Money, Order, OrderId, OrderStatus, Sale, SaleId, SalePhase, SaleStatus, SystemClock, Timestamp,
@@ -29,10 +29,15 @@ fn user(n: i64) -> UserId {
 struct Case {
     evidence: Evidence,
     history: Vec<Attempt>,
+    ids: IdKind,
 }
 
 impl Case {
     fn sold(total: u32, sold: i64) -> Self {
+        Self::sold_by(IdKind::Snowflake, total, sold)
+    }
+
+    fn sold_by(ids: IdKind, total: u32, sold: i64) -> Self {
         let begin = begin();
         let sale = Sale {
             id: sale_id(),
@@ -60,6 +65,7 @@ impl Case {
         let mut case = Self {
             evidence: Evidence { ledger, from_database: true, gates: Vec::new(), backlog: Backlog::default() },
             history: Vec::new(),
+            ids,
         };
         for n in 1..=sold {
             case.buy(n, n);
@@ -74,9 +80,13 @@ impl Case {
 
     /// The id of the user's order, created at this second.
     fn order(&self, n: i64, second: i64) -> OrderId {
-        // Milliseconds in the upper bits, the user in the lower.
-        let base = Snowflake::made_at(0).ms();
-        OrderId::new(((self.at(second).ms() - base) << 22) + n).unwrap()
+        let (at_ms, base_ms) = (self.at(second).ms(), Snowflake::made_at(0).ms());
+        let id = match self.ids {
+            // Milliseconds in the upper bits, the user in the lower.
+            IdKind::Snowflake => ((at_ms - base_ms) << 22) + n,
+            IdKind::Counter => counter::id((at_ms - base_ms) / 1000, u32::try_from(n).unwrap()),
+        };
+        OrderId::new(id).unwrap()
     }
 
     fn attempt(&mut self, n: i64, second: i64, response: Response, order: Option<OrderId>) {
@@ -411,6 +421,35 @@ fn detects_ids_that_repeat_decrease_or_are_in_the_future() {
     })
     .violates(7, "by the same worker");
     broken(|case| case.evidence.ledger.orders[0].order.created_at = case.at(-60)).violates(7, "has an id of");
+}
+
+#[test]
+fn ids_of_a_counter_are_checked_by_their_time() {
+    let case = || {
+        let mut case = Case::sold_by(IdKind::Counter, 9, 4);
+        case.buy(5, 40);
+        case.gates(1);
+        case.holds();
+        case
+    };
+    // A node may use a second for a while, and one that uses another second is not ahead of it.
+    let created = |made_s: i64| {
+        let mut case = case();
+        let order = case.order(6, made_s);
+        case.attempt(6, 41, Response::Created, Some(order));
+        case.found().into_iter().any(|(invariant, _)| invariant == 7)
+    };
+    assert!(!created(40) && !created(35));
+    assert!(created(30));
+    let mut future = case();
+    future.evidence.ledger.orders[0].order.created_at = future.at(-60);
+    future.violates(7, "has an id of");
+    // After a change from snowflakes to a counter there are both.
+    let mut both = Case::sold(9, 4);
+    both.ids = IdKind::Counter;
+    both.buy(5, 5);
+    both.gates(1);
+    both.holds();
 }
 
 #[test]

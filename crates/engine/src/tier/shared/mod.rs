@@ -105,7 +105,7 @@ impl SaleQueue {
 }
 
 /// The ledger's record of the gate, with the id of the ledger that all keys in Redis have. The first call makes the id.
-async fn gate_record(ledger: &dyn Ledger) -> Result<GateRecord, LedgerError> {
+pub(crate) async fn gate_record(ledger: &dyn Ledger) -> Result<GateRecord, LedgerError> {
     let new_id = format!("{:016x}", rand::rng().random::<u64>());
     ledger.gate_record(&new_id).await
 }
