@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
+use stampede_proof::servers::free_port;
 use stampede_testkit::process::was_killed_by;
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Client, Process, Proxy, Server, count, redis, until};
@@ -49,6 +50,11 @@ impl Nodes {
         let shops =
             storages.iter().enumerate().map(|(n, storage)| Shop::run(change(n, node(storage, &redis)))).collect();
         Self { redis, storages, shops }
+    }
+
+    /// The command of a further node.
+    pub fn node(&self, storage: &Storage) -> Command {
+        node(storage, &self.redis)
     }
 
     /// Creates a sale on the first node, and waits until every node has it.
@@ -550,10 +556,20 @@ fn load_test_finds_no_violation() {
     }
 }
 
+/// Two free ports in a row; returns the first.
+fn free_port_pair() -> u16 {
+    loop {
+        let port = free_port().unwrap();
+        if std::net::TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// One command starts servers and two nodes with demonstration data, and an interrupt stops everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn demo_starts_and_stops_everything() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let free = free_port_pair();
     let mut command = stampede(&["demo", "--tier", "shared", "--port", &free.to_string()]);
     command.stderr(std::process::Stdio::null());
     let mut demo = Process::start(command).unwrap();

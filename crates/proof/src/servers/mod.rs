@@ -7,7 +7,7 @@ pub mod mariadb;
 pub mod postgres;
 pub mod redis;
 
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +20,8 @@ use crate::process::{Process, pause};
 
 /// How long a server may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How many ports a new server tries: another process can take a free port before the server binds it.
+const PORTS_TRIED: u32 = 5;
 
 /// Builds the command that starts a server with this data directory on this port.
 type Start = dyn Fn(&Path, u16) -> Command + Send + Sync;
@@ -48,9 +50,16 @@ impl Server {
         let directory = tempfile::Builder::new().prefix("stampede-server-").tempdir_in("/var/tmp")?;
         prepare(directory.path())?;
         let (start, ready) = (Box::new(start), Box::new(ready));
-        let server = Self { kind, port: free_port()?, start, ready, process: Mutex::new(None), directory };
-        server.restart()?;
-        Ok(server)
+        let mut server = Self { kind, port: 0, start, ready, process: Mutex::new(None), directory };
+        let mut tries = 0;
+        loop {
+            server.port = free_port()?;
+            tries += 1;
+            match server.restart() {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && tries < PORTS_TRIED => {}
+                outcome => return outcome.map(|()| server),
+            }
+        }
     }
 
     pub fn port(&self) -> u16 {
@@ -76,7 +85,9 @@ impl Server {
             let ended = process.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
                 let log = std::fs::read_to_string(self.log()).unwrap_or_default();
-                return Err(Error::other(format!("{} did not start ({ended:?}):\n{log}", self.kind)));
+                let taken = ended.is_some() && TcpListener::bind(self.address()).is_err();
+                let kind = if taken { ErrorKind::AddrInUse } else { ErrorKind::Other };
+                return Err(Error::new(kind, format!("{} did not start ({ended:?}):\n{log}", self.kind)));
             }
             if silent(&mut (self.ready)(self.port)).status()?.success() {
                 break;
@@ -122,12 +133,13 @@ impl std::fmt::Debug for Server {
 }
 
 /// Returns a free port. The port 10,000 above it is free as well, because a node of a Redis cluster uses both.
-fn free_port() -> Result<u16> {
+///
+/// It is below the range from which the system takes the ports of outgoing connections (32768 and up on Linux). Otherwise a client that
+/// tries to reach a server that was killed could be given the server's own port, and the server could not be started again.
+pub fn free_port() -> Result<u16> {
     loop {
-        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
-        if let Some(second) = port.checked_add(10_000)
-            && TcpListener::bind(("127.0.0.1", second)).is_ok()
-        {
+        let port = rand::random_range(10_000..22_000);
+        if [port, port + 10_000].iter().all(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
             return Ok(port);
         }
     }
