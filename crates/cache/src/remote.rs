@@ -135,11 +135,11 @@ impl RemoteEntry {
 impl Remote {
     /// Does not connect yet, and does not fail if Redis is unavailable: the caches then work without it.
     ///
-    /// `application` is the first part of every key and channel. Processes that share values use the same name; applications that only
+    /// `application` is the first part of every key and channel, and may contain colons. Processes that share values use the same name; applications that only
     /// share the Redis server use different ones.
     ///
     /// # Errors
-    /// If the addresses are invalid; if the name of the application is empty or contains `:`, `{`, `}` or a control character.
+    /// If the addresses are invalid; if the name of the application is empty or contains `{`, `}` or a control character.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
@@ -149,7 +149,7 @@ impl Remote {
         mut config: RemoteConfig,
     ) -> RedisResult<Self> {
         let (application, servers) = (application.into(), servers.into());
-        if !is_valid_name(&application) {
+        if !application.split(':').all(is_valid_name) {
             return Err((ErrorKind::InvalidClientConfig, "invalid name of an application", application).into());
         }
         let RemoteConfig { connect_timeout, response_timeout, load_lock_ttl } = &mut config;

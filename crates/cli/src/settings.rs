@@ -11,7 +11,8 @@ use clap::{Args, ValueEnum};
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::{
-    AuthConfig, Config as EngineConfig, IdConfig, SendBudgets, SessionKeys, SharedConfig, SoloConfig, TierConfig,
+    AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, SendBudgets, SessionKeys, SharedConfig, SoloConfig,
+    TierConfig,
 };
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
@@ -134,6 +135,7 @@ pub struct Settings {
     pub buy: Buy,
     pub login: Login,
     pub limits: Limits,
+    cache: CacheSettings,
     pub log: Log,
 }
 
@@ -245,6 +247,19 @@ pub struct Limits {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct CacheSettings {
+    ttl_ms: u64,
+    refresh_after_ms: u64,
+    empty_ttl_ms: u64,
+    local_ttl_ms: u64,
+    jitter: f64,
+    max_entries: u64,
+    filter_rebuild_ms: u64,
+    redis_timeout_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Log {
     pub level: String,
     pub format: LogFormat,
@@ -318,6 +333,13 @@ impl Settings {
             ("limits.probes_per_ip.window_ms", self.limits.probes_per_ip.window_ms),
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
             ("limits.redis_timeout_ms", self.limits.redis_timeout_ms),
+            ("cache.ttl_ms", self.cache.ttl_ms),
+            ("cache.refresh_after_ms", self.cache.refresh_after_ms),
+            ("cache.empty_ttl_ms", self.cache.empty_ttl_ms),
+            ("cache.local_ttl_ms", self.cache.local_ttl_ms),
+            ("cache.max_entries", self.cache.max_entries),
+            ("cache.filter_rebuild_ms", self.cache.filter_rebuild_ms),
+            ("cache.redis_timeout_ms", self.cache.redis_timeout_ms),
         ];
         if self.buy.max_batch > 4096 {
             bail!("invalid settings: buy.max_batch must be at most 4096");
@@ -327,6 +349,12 @@ impl Settings {
         }
         if self.login.proof_of_work_bits > 32 {
             bail!("invalid settings: login.proof_of_work_bits must be at most 32");
+        }
+        if !(0.0..=1.0).contains(&self.cache.jitter) {
+            bail!("invalid settings: cache.jitter must be between 0 and 1");
+        }
+        if self.cache.refresh_after_ms > self.cache.ttl_ms {
+            bail!("invalid settings: cache.refresh_after_ms must be at most cache.ttl_ms");
         }
         if let Some((name, _)) = at_least_one.iter().find(|(_, value)| *value == 0) {
             bail!("invalid settings: {name} must be at least 1");
@@ -409,16 +437,22 @@ impl Settings {
         })
     }
 
-    /// The client of Redis. Nothing is sent.
-    fn redis(&self) -> anyhow::Result<Arc<Client>> {
-        let Redis { url, connect_timeout_ms, response_timeout_ms, .. } = &self.redis;
-        let (connect, response) =
-            (Duration::from_millis(*connect_timeout_ms), Duration::from_millis(*response_timeout_ms));
-        let servers = Servers::from(url.expose());
-        let servers = match self.redis_tls()? {
+    fn redis_servers(&self) -> anyhow::Result<Servers> {
+        let servers = Servers::from(self.redis.url.expose());
+        Ok(match self.redis_tls()? {
             Some(tls) => servers.with_tls(tls),
             None => servers,
-        };
+        })
+    }
+
+    const fn redis_timeouts(&self) -> (Duration, Duration) {
+        let Redis { connect_timeout_ms, response_timeout_ms, .. } = self.redis;
+        (Duration::from_millis(connect_timeout_ms), Duration::from_millis(response_timeout_ms))
+    }
+
+    /// A client of Redis. Nothing is sent.
+    fn redis(&self) -> anyhow::Result<Arc<Client>> {
+        let (url, servers, (connect, response)) = (&self.redis.url, self.redis_servers()?, self.redis_timeouts());
         let client = Client::new(servers, connect, response).map_err(|error| {
             // The detail of an error may quote the URL with its password.
             let reason = if error.detail().is_none() { format!(" ({error})") } else { String::new() };
@@ -471,10 +505,14 @@ impl Settings {
             }
             Tier::Shared => {
                 let (redis, assume_noeviction) = (self.redis()?, self.redis.assume_noeviction);
+                let (connect_timeout, response_timeout) = self.redis_timeouts();
                 Ok(TierConfig::Shared(SharedConfig {
                     redis,
                     limit_redis: self.redis()?,
                     limit_timeout: Duration::from_millis(self.limits.redis_timeout_ms),
+                    servers: self.redis_servers()?,
+                    connect_timeout,
+                    response_timeout,
                     assume_noeviction,
                     max_batch,
                     queue_per_sale,
@@ -482,6 +520,20 @@ impl Settings {
                     quarantine_after,
                 }))
             }
+        }
+    }
+
+    const fn cache(&self) -> CacheConfig {
+        let cache = &self.cache;
+        CacheConfig {
+            ttl: Duration::from_millis(cache.ttl_ms),
+            refresh_after: Duration::from_millis(cache.refresh_after_ms),
+            empty_ttl: Duration::from_millis(cache.empty_ttl_ms),
+            local_ttl: Duration::from_millis(cache.local_ttl_ms),
+            jitter: cache.jitter,
+            max_entries: cache.max_entries,
+            filter_rebuild_interval: Duration::from_millis(cache.filter_rebuild_ms),
+            redis_timeout: Duration::from_millis(cache.redis_timeout_ms),
         }
     }
 
@@ -509,6 +561,7 @@ impl Settings {
             answer_timeout: Duration::from_millis(buy.answer_timeout_ms),
             tier,
             ids,
+            cache: self.cache(),
             auth: AuthConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
                 session_lifetime: Duration::from_millis(login.session_lifetime_ms),
@@ -573,6 +626,8 @@ mod tests {
             ("[buy]\nmax_batch = 0\n", "buy.max_batch"),
             ("tier = \"huge\"\n", "huge"),
             ("ids = \"uuid\"\n", "uuid"),
+            ("[cache]\njitter = 1.5\n", "cache.jitter"),
+            ("[cache]\nttl_ms = 1000\n", "cache.refresh_after_ms"),
         ] {
             let (_file, flags) = file(text);
             let error = format!("{:#}", Settings::load(&flags, &ServeFlags::default()).unwrap_err());

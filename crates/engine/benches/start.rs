@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;
 use stampede_core::SystemClock;
-use stampede_engine::{AuthConfig, Config, Engine, IdConfig, SendBudgets, SoloConfig, TierConfig};
+use stampede_engine::{AuthConfig, CacheConfig, Config, Engine, IdConfig, SendBudgets, SoloConfig, TierConfig};
 use stampede_ledger::Database;
 use stampede_limit::Limit;
 
@@ -31,6 +31,16 @@ const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
+    cache: CacheConfig {
+        ttl: Duration::from_secs(60),
+        refresh_after: Duration::from_secs(10),
+        empty_ttl: Duration::from_secs(5),
+        local_ttl: Duration::from_secs(1),
+        jitter: 0.1,
+        max_entries: 1000,
+        filter_rebuild_interval: Duration::from_secs(60),
+        redis_timeout: Duration::from_secs(1),
+    },
     auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),

@@ -100,10 +100,11 @@ pub(crate) struct Auth {
     sessions: Arc<Sessions<CachedSession>>,
     /// In tiers with Redis.
     pub(crate) shared: Option<Arc<SharedSessions>>,
-    touched: mpsc::Sender<Session>,
+    /// Sessions whose new expiry is to be written.
+    used_sessions: mpsc::Sender<Session>,
     lookups: Arc<Semaphore>,
-    /// Lookups of sessions in the ledger.
-    asked: Counter,
+    /// Counts look-ups of sessions in the ledger.
+    lookup_count: Counter,
 }
 
 impl Auth {
@@ -116,7 +117,7 @@ impl Auth {
         sender: Option<Arc<dyn Sender>>,
         counters: &Counters,
     ) -> (Self, mpsc::Receiver<Session>) {
-        let (touched, to_write) = mpsc::channel(10_000);
+        let (used_sessions, to_write) = mpsc::channel(10_000);
         let keys = config.session_keys.unwrap_or(SessionKeys { current: key, previous: None });
         let auth = Self {
             config,
@@ -124,15 +125,16 @@ impl Auth {
             clock,
             token_signer: TokenSigner::new(&keys.current, keys.previous.as_ref()),
             sender,
-            budgets: SendLimiter::new(config.budgets, counters),
+            // The ledger's key never changes, so no counter is lost with a new session key.
+            budgets: SendLimiter::new(config.budgets, counters, TokenSigner::new(&key, None)),
             proof_of_work: ProofOfWork::new(config.proof_of_work_bits),
             sessions: Arc::new(Sessions::new(config.session_memory)),
             shared: None,
-            touched,
+            used_sessions,
             lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
-            asked: counter!("stampede_session_lookups_total"),
+            lookup_count: counter!("stampede_session_lookups_total"),
         };
-        auth.asked.increment(0);
+        auth.lookup_count.increment(0);
         (auth, to_write)
     }
 
@@ -214,7 +216,7 @@ impl Auth {
     }
 
     async fn read(&self, proven: VerifiedToken, now: Timestamp) -> Result<Option<Session>, Error> {
-        self.asked.increment(1);
+        self.lookup_count.increment(1);
         let session = match &self.shared {
             Some(shared) => shared.read(self.accounts.as_ref(), proven.session, now).await?,
             None => self.accounts.session(proven.session, now).await?,
@@ -236,7 +238,7 @@ impl Auth {
         if worth_writing && claim(expires_at.ms()) {
             // If the queue is full, the next use of the session tries again.
             let session = Session { id, user: known.user, created_at: known.created_at, expires_at };
-            if self.touched.try_send(session).is_err() {
+            if self.used_sessions.try_send(session).is_err() {
                 known.written_ms.store(written_ms, Ordering::Relaxed);
             }
         }

@@ -7,20 +7,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use stampede_core::ids::{Lease, NotAnId, Snowflake};
-use stampede_core::ports::{ClaimOutcome, LedgerError, Stores};
+use stampede_core::ports::{ClaimOutcome, LedgerError, ScheduledWork, Stores};
 use stampede_core::{Clock, Code, OrderId, SaleId, UserId};
 use stampede_limit::Counters;
-use stampede_lock::KeyedMutex;
+use stampede_lock::{KeyedMutex, Locks};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::auth::{Auth, AuthConfig};
-use crate::catalogue_cache::CatalogueCache;
+use crate::catalogue_cache::{CacheConfig, CatalogueCache};
 use crate::error::{Error, describe};
 use crate::ids::{IdConfig, Ids};
 use crate::login::Sender;
 use crate::sale_index::SaleIndex;
-use crate::tier::{self, Context, Tier, TierConfig};
+use crate::scheduled::Schedule;
+use crate::tier::{self, Context, Services, Tier, TierConfig};
 use crate::workers;
 
 #[derive(Debug, Clone)]
@@ -30,6 +31,7 @@ pub struct Config {
     pub tier: TierConfig,
     pub ids: IdConfig,
     pub auth: AuthConfig,
+    pub cache: CacheConfig,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +73,7 @@ pub struct Engine {
     /// Whether other processes may write to the same ledger.
     pub(crate) has_others: Arc<AtomicBool>,
     workers: Mutex<JoinSet<()>>,
+    locks: Option<Locks>,
 }
 
 impl Engine {
@@ -112,8 +115,9 @@ impl Engine {
 
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
-        let limit_counters = tier::limit_counters(&config.tier, ledger.as_ref()).await?;
-        let (mut auth, touched) =
+        let Services { limit_counters, cache_sharing, locks } =
+            tier::services(&config.tier, &config.cache, ledger.as_ref()).await?;
+        let (mut auth, used_sessions) =
             Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender, &limit_counters);
 
         let (sale_index, has_others) = (Arc::new(SaleIndex::default()), Arc::new(AtomicBool::new(false)));
@@ -125,7 +129,6 @@ impl Engine {
             sessions: auth.sessions(),
             has_others: has_others.clone(),
         };
-        let has_shared_ledger = config.tier.has_shared_ledger();
         let tier = tier::start(config.tier, context).await?;
         auth.shared = tier.shared_sessions();
 
@@ -145,13 +148,19 @@ impl Engine {
             clock.clone(),
             auth.sessions(),
             auth.shared.clone(),
-            touched,
+            used_sessions,
         ));
-        workers.spawn(workers::index::run(ledger, clock.clone()));
+        let schedule = |work| Schedule::new(work, locks.as_ref()).map_err(|error| StartError::Redis(error.to_string()));
+        let (index, expired) = (schedule(ScheduledWork::IndexOrders)?, schedule(ScheduledWork::DeleteExpired)?);
+        workers.spawn(workers::index::run(ledger, clock.clone(), index));
+        workers.spawn(workers::expired::run(stores.accounts.clone(), clock.clone(), expired));
+        let catalogue_cache = CatalogueCache::new(&stores, config.cache, &cache_sharing);
+        workers.spawn(catalogue_cache.clone().warm(clock.now()));
 
         Ok(Arc::new(Self {
             answer_timeout: config.answer_timeout,
-            catalogue_cache: CatalogueCache::new(stores.catalogue.clone(), has_shared_ledger),
+            catalogue_cache,
+            locks,
             buyers: KeyedMutex::new(),
             workers: Mutex::new(workers),
             stores,
@@ -208,6 +217,12 @@ impl Engine {
         let closing = async {
             self.tier.close().await;
             self.workers.lock().abort_all();
+            self.catalogue_cache.drain().await;
+            if let Some(locks) = &self.locks
+                && let Err(error) = locks.close().await
+            {
+                tracing::debug!(%error, "locks of scheduled work were not released; they expire");
+            }
             let Ids { worker, .. } = &self.ids;
             let returned = self.stores.ledger.return_worker(&self.holder, worker.worker(), worker.unused_from()).await;
             self.stores.ledger.close().await;

@@ -9,7 +9,8 @@
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code
 //! - `ids`: snowflakes, or numbers of a counter in Redis
 //! - `audit`: the log of what administrators did
-//! - `retention`: how long a sale that is over stays in the gate; `workers`: tasks that run beside the requests
+//! - `retention`: how long a sale that is over stays in the gate; `workers`: tasks that run beside the requests; `scheduled`: which node
+//!   does work that one node at a time does
 
 mod audit;
 mod auth;
@@ -27,6 +28,7 @@ mod recording;
 mod retention;
 mod sale_index;
 mod sales;
+mod scheduled;
 mod send_budget;
 mod sessions;
 mod shared_sessions;
@@ -38,6 +40,7 @@ mod workers;
 pub use audit::{Action, AuditOutcome, AuditRecord, Caller, Change, Outcome};
 pub use auth::{AuthConfig, VerifiedToken};
 pub use buy::Bought;
+pub use catalogue_cache::CacheConfig;
 pub use engine::{Config, Engine, StartError};
 pub use error::Error;
 pub use ids::IdConfig;

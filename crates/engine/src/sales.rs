@@ -82,15 +82,19 @@ impl Engine {
         SaleView { sale, state, remaining }
     }
 
-    /// A sale that another process has created a moment ago. It is opened here, too. Concurrent calls ask the ledger once.
+    /// A sale that another process has created a moment ago. It is opened here, too. Concurrent calls ask the ledger once, and in tiers
+    /// with Redis a filter of all sales rules out ids that do not exist.
     pub(crate) async fn find_in_ledger(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
         let Some(sales) = &self.catalogue_cache.sales else { return Ok(None) };
         let tier = self.tier.clone();
-        let sale = sales.get_or_load(&id, async move || tier.discover(id).await).await?;
-        if let Some(sale) = &sale {
-            self.sale_index.put(Sale::clone(sale));
+        if sales.get(&id, async move || tier.discover(id).await).await?.is_none() {
+            return Ok(None);
         }
-        Ok(sale)
+        if self.sale_index.get(id).is_none() {
+            // Another node has read it: this one must open it as well.
+            self.tier.discover(id).await?;
+        }
+        Ok(self.sale_index.get(id))
     }
 
     pub async fn create_sale(&self, new: NewSale) -> Result<SaleView, Error> {
@@ -98,7 +102,13 @@ impl Engine {
         let id = self.next_id(SaleId::new)?;
         let (voucher, window) = (new.voucher_id, new.window());
         let draft = SaleDraft { id, voucher, stock: new.stock, window, status: new.status };
-        match self.stores.ledger.create_sale(draft, self.clock.now()).await? {
+        let (ledger, now) = (self.stores.ledger.clone(), self.clock.now());
+        let creating = async move { ledger.create_sale(draft, now).await };
+        let created = match &self.catalogue_cache.sales {
+            Some(sales) => sales.create(&id, creating).await?,
+            None => creating.await?,
+        };
+        match created {
             CreateOutcome::Created => {}
             CreateOutcome::ParentMissing => return Err(Error::Plain(Code::NoSuchVoucher)),
             CreateOutcome::AlreadyExists => return Err(Error::Plain(Code::SaleExists)),

@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 use stampede_core::Phone;
 use stampede_limit::{Check, Counters, Limit, Limiter, check_all, network, undo_all};
 
+use crate::token::TokenSigner;
+
 #[derive(Debug, Clone, Copy)]
 pub struct SendBudgets {
     pub per_phone: Limit,
@@ -52,21 +54,24 @@ fn share_network(address: IpAddr) -> IpAddr {
     network(address, 48)
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// Stands for a phone in the keys of counters, which are visible to everyone who may read Redis.
+type PhoneName = [u8; 16];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Key {
-    Phone(Phone),
+    Phone(PhoneName),
     /// What one address, or one network of 48 bits of IPv6, uses of a phone's budget.
-    Share(Phone, IpAddr),
+    Share(PhoneName, IpAddr),
     Network(IpAddr),
     Shop,
 }
 
-/// The name of the key in Redis. It has the whole number of the phone, so it is not to be logged.
+/// The name of the key in Redis.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Phone(phone) => f.write_str(phone.as_str()),
-            Self::Share(phone, network) => write!(f, "{}/{network}", phone.as_str()),
+            Self::Phone(phone) => write!(f, "{:032x}", u128::from_be_bytes(*phone)),
+            Self::Share(phone, network) => write!(f, "{:032x}/{network}", u128::from_be_bytes(*phone)),
             Self::Network(network) => network.fmt(f),
             Self::Shop => f.write_str("shop"),
         }
@@ -117,6 +122,7 @@ impl Budget {
 
 #[derive(Debug)]
 pub(crate) struct SendLimiter {
+    signer: TokenSigner,
     phone: Budget,
     phone_day: Budget,
     address: Budget,
@@ -126,10 +132,12 @@ pub(crate) struct SendLimiter {
 }
 
 impl SendLimiter {
-    pub(crate) fn new(config: SendBudgets, counters: &Counters) -> Self {
+    /// The counters have names for phones, made with `signer`: all nodes need the same key.
+    pub(crate) fn new(config: SendBudgets, counters: &Counters, signer: TokenSigner) -> Self {
         // A phone counts as a whole and by the shares of its addresses.
         let budget = |name, limit| Budget::new(counters, name, limit, config.memory);
         Self {
+            signer,
             phone: budget("phone", config.per_phone),
             phone_day: budget("phone_day", config.per_phone_day),
             address: budget("address", config.per_address),
@@ -141,12 +149,12 @@ impl SendLimiter {
 
     /// Every budget that a code to this phone for this address counts against. A share precedes the budget that it is a part of.
     fn budgets(&self, phone: &Phone, address: IpAddr) -> Vec<(&Budget, Key)> {
-        let share = || Key::Share(phone.clone(), share_network(address));
+        let [whole, share] = self.phone_keys(phone, address);
         let mut budgets = vec![
-            (&self.phone, share()),
-            (&self.phone, Key::Phone(phone.clone())),
-            (&self.phone_day, share()),
-            (&self.phone_day, Key::Phone(phone.clone())),
+            (&self.phone, share),
+            (&self.phone, whole),
+            (&self.phone_day, share),
+            (&self.phone_day, whole),
             (&self.address, Key::Network(counted_as(address))),
         ];
         if address.to_canonical().is_ipv6() {
@@ -155,6 +163,12 @@ impl SendLimiter {
         }
         budgets.push((&self.shop, Key::Shop));
         budgets
+    }
+
+    /// The keys of the phone, and of the share of an address.
+    fn phone_keys(&self, phone: &Phone, address: IpAddr) -> [Key; 2] {
+        let name = self.signer.phone_name(phone);
+        [Key::Phone(name), Key::Share(name, share_network(address))]
     }
 
     fn checks(&self, phone: &Phone, address: IpAddr) -> Vec<Check<'_, Key>> {
@@ -177,8 +191,7 @@ impl SendLimiter {
 
     /// A login has used a code that was requested from this address.
     pub(crate) fn used(&self, phone: &Phone, address: IpAddr) {
-        let keys = [Key::Phone(phone.clone()), Key::Share(phone.clone(), share_network(address))];
-        undo_all(&keys.map(|key| self.phone_day.check(key)));
+        undo_all(&self.phone_keys(phone, address).map(|key| self.phone_day.check(key)));
     }
 
     /// How many codes were counted by this process alone, because Redis did not answer.
@@ -232,7 +245,7 @@ mod tests {
     }
 
     fn with(config: SendBudgets) -> SendLimiter {
-        SendLimiter::new(config, &Counters::Local)
+        SendLimiter::new(config, &Counters::Local, TokenSigner::new(&[7; 32], None))
     }
 
     #[test]

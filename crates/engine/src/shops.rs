@@ -44,7 +44,7 @@ impl Engine {
         let id = self.next_id(ShopId::new)?;
         let shop = Shop { id, type_id: new.type_id, name: new.name, address: new.address };
         let (catalogue, new) = (self.stores.catalogue.clone(), shop.clone());
-        match self.catalogue_cache.shops.update(&id, async move { catalogue.create_shop(&new).await }).await? {
+        match self.catalogue_cache.shops.create(&id, async move { catalogue.create_shop(&new).await }).await? {
             CreateOutcome::Created => Ok(shop),
             CreateOutcome::ParentMissing => Err(Error::Plain(Code::NoSuchShopType)),
             CreateOutcome::AlreadyExists => Err(Error::Plain(Code::Internal)),

@@ -101,6 +101,13 @@ impl TokenSigner {
         mac.len() == 32 && self.is_mac(b'c', &[phone.as_str().as_bytes(), &challenge.0, code.as_bytes()], mac)
     }
 
+    /// A name for the phone from which its number cannot be found without the key.
+    pub(crate) fn phone_name(&self, phone: &Phone) -> [u8; MAC_BYTES] {
+        let mut name = [0; MAC_BYTES];
+        name.copy_from_slice(&self.mac(b'n', &[phone.as_str().as_bytes()])[..MAC_BYTES]);
+        name
+    }
+
     pub(crate) fn puzzle(&self, content: &[u8]) -> [u8; MAC_BYTES] {
         let mut mac = [0; MAC_BYTES];
         mac.copy_from_slice(&self.mac(b'p', &[content])[..MAC_BYTES]);

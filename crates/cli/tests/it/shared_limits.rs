@@ -84,6 +84,8 @@ async fn logins_and_codes_are_limited_over_all_nodes(kind: Kind) {
     };
     // One address may have half of a phone's budget.
     assert_eq!(passed(&nodes, 10, async |client| code(client, "13800138000").await).await, 4);
+    let keys = redis::ask(nodes.redis.port(), &["keys", "*:limit:*"]).unwrap();
+    assert!(keys.contains("codes_per_phone") && !keys.contains("13800138000"), "no number is readable: {keys}");
     // A code that was used for a login is returned to the budget on every node, whichever node has sent it.
     for n in 0..6 {
         let (asked, used) = if n % 2 == 0 { (one, other) } else { (other, one) };

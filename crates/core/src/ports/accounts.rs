@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use async_trait::async_trait;
 
-use super::Result;
+use super::{Fence, Fenced, Result};
 use crate::clock::Timestamp;
 use crate::ids::UserId;
 use crate::user::{Phone, User};
@@ -160,5 +160,5 @@ pub trait Accounts: Send + Sync + fmt::Debug {
     async fn end_sessions(&self, user: UserId) -> Result<Option<Vec<SessionId>>>;
 
     /// Deletes challenges and sessions that have expired. Returns how many.
-    async fn forget_expired(&self, now: Timestamp) -> Result<u64>;
+    async fn delete_expired(&self, fence: Option<Fence>, now: Timestamp) -> Result<Fenced<u64>>;
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use super::{CreateOutcome, Result};
+use crate::clock::Timestamp;
 use crate::ids::{ShopId, ShopTypeId, VoucherId};
 use crate::shop::{Shop, ShopType, Voucher};
 
@@ -51,6 +52,12 @@ pub trait Catalogue: Send + Sync + fmt::Debug {
     async fn shop(&self, id: ShopId) -> Result<Option<Shop>>;
 
     async fn shops(&self, filter: &ShopFilter) -> Result<ShopPage>;
+
+    /// The ids of shops above `after`, by rising id.
+    async fn shop_ids(&self, after: Option<ShopId>, limit: u32) -> Result<Vec<ShopId>>;
+
+    /// The shops with a sale that ends after `end_after`, the next to end first.
+    async fn shops_with_sales(&self, end_after: Timestamp, limit: u32) -> Result<Vec<ShopId>>;
 
     async fn create_voucher(&self, voucher: &Voucher) -> Result<CreateOutcome>;
 

@@ -5,12 +5,15 @@
 //!   [`GateRecords`], [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
 //! - [`Catalogue`]: shops and vouchers; [`Accounts`]: users and sessions
 //!
+//! Scheduled work is called with a [`Fence`] where several processes share a ledger.
+//!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. Whether a failed call may be retried is in the
 //! type of its error ([`LedgerError`]). A result that the caller must act on is a value, not an error.
 
 mod accounts;
 mod audit;
 mod catalogue;
+mod fence;
 pub mod gate;
 mod gate_record;
 mod leases;
@@ -28,6 +31,7 @@ pub use accounts::{
 };
 pub use audit::{AuditFilter, AuditLog, AuditRow};
 pub use catalogue::{Catalogue, ReplaceOutcome, ShopFilter, ShopPage};
+pub use fence::{Fence, Fenced, ScheduledWork};
 pub use gate::{Decision, Gate, GateError, Snapshot};
 pub use gate_record::{ClaimOutcome, GateRecord, GateRecords};
 pub use leases::WorkerLeases;

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::Result;
+use super::{Fence, Fenced, Result};
 use crate::clock::Timestamp;
 use crate::ids::{Epoch, OrderId, SaleId, UserId};
 use crate::order::{Order, OrderStatus, RejectReason};
@@ -128,5 +128,5 @@ pub trait OrderLedger: Send + Sync {
 
     /// Copies orders of sales that ended before `ended_before` into the index by user, at most `limit`. Returns whether more
     /// are left to copy.
-    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool>;
+    async fn index_orders(&self, fence: Option<Fence>, ended_before: Timestamp, limit: u32) -> Result<Fenced<bool>>;
 }

@@ -64,6 +64,9 @@ pub trait SaleLedger: Send + Sync {
 
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>>;
 
+    /// The ids of sales above `after`, by rising id.
+    async fn sale_ids(&self, after: Option<SaleId>, limit: u32) -> Result<Vec<SaleId>>;
+
     /// The sale and its live orders, read in one snapshot.
     async fn load(&self, id: SaleId) -> Result<Option<LoadedSale>>;
 

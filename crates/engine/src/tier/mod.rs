@@ -16,8 +16,10 @@ use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Decision, Gate, Ledger, LedgerError};
 use stampede_core::{Clock, OrderId, Refusal, Sale, SaleId};
 use stampede_limit::Counters;
+use stampede_lock::Locks;
 
 use crate::auth::CachedSession;
+use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
 use crate::recording::CommitOutcome;
@@ -42,14 +44,6 @@ impl TierConfig {
         match self {
             Self::Solo(_) => "solo",
             Self::Shared(_) => "shared",
-        }
-    }
-
-    /// Whether other processes may write to the same ledger.
-    pub(crate) const fn has_shared_ledger(&self) -> bool {
-        match self {
-            Self::Solo(config) => config.shared_ledger,
-            Self::Shared(_) => true,
         }
     }
 }
@@ -91,7 +85,8 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Records an order that has a mark and no row, because it is on its way or its caller went away.
     async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error>;
 
-    /// Finds a sale that another process has created, and lets requests for it through to the gate if it is open there.
+    /// Finds a sale that another process has created, puts it into the sale index, and lets requests for it through to the gate if it is
+    /// open there.
     async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError>;
 
     /// Opens a sale that this process has just created in the ledger.
@@ -119,11 +114,29 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
-/// Where the tier's rate limits are counted.
-pub(crate) async fn limit_counters(config: &TierConfig, ledger: &dyn Ledger) -> Result<Counters, LedgerError> {
+/// What the engine uses beside the gate, and all nodes of a tier share if it has Redis.
+#[derive(Debug)]
+pub(crate) struct Services {
+    /// Where rate limits are counted.
+    pub(crate) limit_counters: Counters,
+    /// With whom caches are shared.
+    pub(crate) cache_sharing: Sharing,
+    /// The locks of scheduled work.
+    pub(crate) locks: Option<Locks>,
+}
+
+pub(crate) async fn services(
+    config: &TierConfig,
+    cache: &CacheConfig,
+    ledger: &dyn Ledger,
+) -> Result<Services, StartError> {
     match config {
-        TierConfig::Solo(_) => Ok(Counters::Local),
-        TierConfig::Shared(config) => shared::limit_counters(config, ledger).await,
+        TierConfig::Solo(config) => Ok(Services {
+            limit_counters: Counters::Local,
+            cache_sharing: if config.shared_ledger { Sharing::Ledger } else { Sharing::Exclusive },
+            locks: None,
+        }),
+        TierConfig::Shared(config) => shared::services(config, cache, ledger).await,
     }
 }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stampede_core::Clock;
-use stampede_core::ports::OrderLedger;
+use stampede_core::ports::{Fenced, OrderLedger};
 
 use crate::error::describe;
 use crate::retention::RETENTION;
+use crate::scheduled::{Schedule, Turn};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 /// Orders per transaction: few, so that nothing waits for it.
@@ -16,16 +17,27 @@ const STEP: u32 = 1000;
 /// Pause between two transactions, so that this takes a small part of the database's time.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(crate) async fn run(ledger: Arc<dyn OrderLedger>, clock: Arc<dyn Clock>) {
+pub(crate) async fn run(ledger: Arc<dyn OrderLedger>, clock: Arc<dyn Clock>, schedule: Schedule) {
     loop {
-        let pause = match ledger.index_orders(clock.now().minus(RETENTION), STEP).await {
-            Ok(true) => PAUSE,
-            Ok(false) => INTERVAL,
+        if let Some(turn) = schedule.begin().await {
+            index_all(ledger.as_ref(), clock.as_ref(), &turn).await;
+            turn.end().await;
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Copies until nothing is left, or this node must not go on.
+async fn index_all(ledger: &dyn OrderLedger, clock: &dyn Clock, turn: &Turn) {
+    loop {
+        match ledger.index_orders(turn.fence(), clock.now().minus(RETENTION), STEP).await {
+            Ok(Fenced::Done(true)) => tokio::time::sleep(PAUSE).await,
+            Ok(Fenced::Done(false)) => return,
+            Ok(Fenced::Superseded) => return turn.superseded(),
             Err(error) => {
                 tracing::warn!(error = describe(&error), "cannot index orders by user; trying again");
-                INTERVAL
+                return;
             }
-        };
-        tokio::time::sleep(pause).await;
+        }
     }
 }

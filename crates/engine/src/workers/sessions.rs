@@ -1,4 +1,4 @@
-//! Writes the new expiries of sessions that were used, and deletes what has expired.
+//! Writes the new expiries of sessions that were used, and drops sessions that have ended from memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,39 +22,35 @@ pub(crate) async fn run(
     clock: Arc<dyn Clock>,
     memory: Arc<Sessions<CachedSession>>,
     shared: Option<Arc<SharedSessions>>,
-    mut touched: mpsc::Receiver<Session>,
+    mut used_sessions: mpsc::Receiver<Session>,
 ) {
     let mut clean_up = tokio::time::interval(CLEAN_UP_INTERVAL);
     let mut publish_again = tokio::time::interval(PUBLISH_INTERVAL);
     let mut sessions = Vec::new();
     loop {
-        let (what, done) = tokio::select! {
-            taken = touched.recv_many(&mut sessions, BATCH) => {
+        tokio::select! {
+            taken = used_sessions.recv_many(&mut sessions, BATCH) => {
                 if taken == 0 {
                     return;
                 }
-                let done = accounts.touch_sessions(&sessions).await;
+                if let Err(error) = accounts.touch_sessions(&sessions).await {
+                    // Nothing is lost: a session in use is written again.
+                    tracing::warn!(error = describe(&error), "cannot write the expiry of sessions");
+                }
                 if let Some(shared) = &shared {
                     shared.extend(&sessions).await;
                 }
                 sessions.clear();
-                ("write the expiry of sessions", done)
             }
             _ = publish_again.tick() => {
                 if let Some(shared) = &shared {
                     shared.publish_again().await;
                 }
-                continue;
             }
             _ = clean_up.tick() => {
                 let now = clock.now();
                 memory.retain(|session| !session.is_long_over(now));
-                ("delete what has expired", accounts.forget_expired(now).await.map(|_| ()))
             }
-        };
-        if let Err(error) = done {
-            // Nothing is lost: a session in use is written again, and what has expired waits for the next round.
-            tracing::warn!(error = describe(&error), "cannot {what}");
         }
     }
 }

@@ -112,8 +112,8 @@ impl OrderLedger for Faulty {
         self.inner.orders_of(user, before, limit).await
     }
 
-    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
-        self.inner.index_orders(ended_before, limit).await
+    async fn index_orders(&self, fence: Option<Fence>, ended_before: Timestamp, limit: u32) -> Result<Fenced<bool>> {
+        self.inner.index_orders(fence, ended_before, limit).await
     }
 }
 
@@ -125,6 +125,10 @@ impl SaleLedger for Faulty {
 
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {
         self.inner.sale(id).await
+    }
+
+    async fn sale_ids(&self, after: Option<SaleId>, limit: u32) -> Result<Vec<SaleId>> {
+        self.inner.sale_ids(after, limit).await
     }
 
     async fn load(&self, id: SaleId) -> Result<Option<LoadedSale>> {

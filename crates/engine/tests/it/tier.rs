@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use stampede_core::ports::Ledger;
 use stampede_core::ports::Stores;
 use stampede_core::*;
-use stampede_engine::{AuthConfig, Config, Engine, IdConfig, SendBudgets, Sender, SoloConfig, TierConfig};
+use stampede_engine::{AuthConfig, CacheConfig, Config, Engine, IdConfig, SendBudgets, Sender, SoloConfig, TierConfig};
 use stampede_ledger::{Database, open};
 use stampede_limit::Limit;
 use tempfile::TempDir;
@@ -26,6 +26,16 @@ pub const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
+    cache: CacheConfig {
+        ttl: Duration::from_secs(60),
+        refresh_after: Duration::from_secs(10),
+        empty_ttl: Duration::from_secs(5),
+        local_ttl: Duration::from_secs(1),
+        jitter: 0.1,
+        max_entries: 1000,
+        filter_rebuild_interval: Duration::from_secs(60),
+        redis_timeout: Duration::from_secs(1),
+    },
     auth: AuthConfig {
         session_ttl: Duration::from_secs(60),
         session_lifetime: Duration::from_secs(24 * 3600),

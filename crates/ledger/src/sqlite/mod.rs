@@ -36,8 +36,11 @@ fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
 
-const MIGRATIONS: [(&str, &str); 2] =
-    [("initial", include_str!("migrations/0001_initial.sql")), ("gate", include_str!("migrations/0002_gate.sql"))];
+const MIGRATIONS: [(&str, &str); 3] = [
+    ("initial", include_str!("migrations/0001_initial.sql")),
+    ("gate", include_str!("migrations/0002_gate.sql")),
+    ("fence", include_str!("migrations/0003_fence.sql")),
+];
 
 fn migrations() -> Migrator {
     let mut migrations = MIGRATIONS;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stampede_core::ports::{
-    Account, Accounts, Challenge, ChallengeId, Disabled, LedgerError, LogInOutcome, Result, Session, SessionId,
-    WhichChallenge,
+    Account, Accounts, Challenge, ChallengeId, Disabled, Fence, Fenced, LedgerError, LogInOutcome, Result, Session,
+    SessionId, WhichChallenge,
 };
 use stampede_core::{Phone, Timestamp, User, UserId};
 
@@ -135,15 +135,19 @@ impl Store {
         Ok(Some(Disabled { was: before.disabled, ended }))
     }
 
-    async fn delete_expired(&self, now: Timestamp) -> Result<u64> {
+    async fn delete_expired_rows(&self, fence: Option<Fence>, now: Timestamp) -> Result<Fenced<u64>> {
         let mut tx = self.db.begin().await?;
+        if !self.may_work(&mut tx, fence).await? {
+            tx.roll_back().await?;
+            return Ok(Fenced::Superseded);
+        }
         let mut gone = 0;
         for table in ["session", "login_challenge"] {
             gone += tx.execute(&format!("DELETE FROM {table} WHERE expires_at <= ?"), args![now.ms()]).await?;
         }
         gone += super::login::delete_phones(&mut tx, now).await?;
         tx.commit().await?;
-        Ok(gone)
+        Ok(Fenced::Done(gone))
     }
 
     async fn read_account(&self, condition: &str, arg: Arg<'_>) -> Result<Option<Account>> {
@@ -241,7 +245,7 @@ impl Accounts for Store {
         Ok(ended.map(|done| done.ended))
     }
 
-    async fn forget_expired(&self, now: Timestamp) -> Result<u64> {
-        retry_conflicts!(self.delete_expired(now))
+    async fn delete_expired(&self, fence: Option<Fence>, now: Timestamp) -> Result<Fenced<u64>> {
+        retry_conflicts!(self.delete_expired_rows(fence, now))
     }
 }

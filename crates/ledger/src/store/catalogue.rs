@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stampede_core::ports::{Catalogue, CreateOutcome, LedgerError, ReplaceOutcome, Result, ShopFilter, ShopPage};
-use stampede_core::{Money, Shop, ShopId, ShopType, ShopTypeId, Voucher, VoucherId, VoucherKind};
+use stampede_core::{Money, Shop, ShopId, ShopType, ShopTypeId, Timestamp, Voucher, VoucherId, VoucherKind};
 
 use super::shop_search::{delete_ngrams, fold, insert_ngrams};
 use super::{Store, retry_conflicts, unreadable};
@@ -22,6 +22,10 @@ pub(super) fn read_shop(row: &Row) -> Result<Shop> {
         name: row.text(2)?,
         address: row.text(3)?,
     })
+}
+
+fn read_shop_ids(rows: &[Row]) -> Result<Vec<ShopId>> {
+    rows.iter().map(|row| ShopId::new(row.int(0)?).map_err(|_| unreadable("a shop"))).collect()
 }
 
 /// The voucher in a row of [`VOUCHERS`].
@@ -182,6 +186,17 @@ impl Catalogue for Store {
         let shops = self.db.rows(&sql, &values).await?.iter().map(read_shop).collect::<Result<Vec<_>>>()?;
         let next = shops.last().filter(|_| shops.len() == filter.limit as usize).map(|shop| shop.id);
         Ok(ShopPage { shops, next })
+    }
+
+    async fn shop_ids(&self, after: Option<ShopId>, limit: u32) -> Result<Vec<ShopId>> {
+        let sql = "SELECT id FROM shop WHERE id > ? ORDER BY id LIMIT ?";
+        read_shop_ids(&self.db.rows(sql, args![after.map_or(0, ShopId::get), limit]).await?)
+    }
+
+    async fn shops_with_sales(&self, end_after: Timestamp, limit: u32) -> Result<Vec<ShopId>> {
+        let sql = "SELECT voucher.shop_id FROM sale JOIN voucher ON voucher.id = sale.voucher_id
+            WHERE sale.end_at > ? GROUP BY voucher.shop_id ORDER BY MIN(sale.end_at), voucher.shop_id LIMIT ?";
+        read_shop_ids(&self.db.rows(sql, args![end_after.ms(), limit]).await?)
     }
 
     async fn create_voucher(&self, voucher: &Voucher) -> Result<CreateOutcome> {

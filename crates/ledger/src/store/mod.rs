@@ -3,7 +3,8 @@
 //! - `record`: inserts admitted orders, one transaction per batch; `resolve`: the outcome of each order if the fast path does not apply
 //! - `quarantine`: orders whose data the database rejects
 //! - `orders`, `sales`: reading, cancelling and editing
-//! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server
+//! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server;
+//!   `fence`: which process may do scheduled work
 //! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that conflicts with another one is retried as a
@@ -12,6 +13,7 @@
 mod accounts;
 mod audit;
 mod catalogue;
+mod fence;
 mod gate;
 mod lease;
 mod login;
@@ -27,13 +29,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{IdKind, Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, GateRecord,
-    GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder,
+    Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, Fence, Fenced,
+    GateRecord, GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder,
     RecordOutcome, Result, SaleDraft, SaleLedger, SaleRecords, TransitionOutcome, WorkerLeases,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
-use crate::db::Pool;
+use crate::db::{Pool, args};
 
 #[derive(Debug)]
 pub(crate) struct Store {
@@ -127,8 +129,8 @@ impl OrderLedger for Store {
         self.read_orders_of(user, before, limit).await
     }
 
-    async fn index_orders(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
-        retry_conflicts!(self.copy_into_index(ended_before, limit))
+    async fn index_orders(&self, fence: Option<Fence>, ended_before: Timestamp, limit: u32) -> Result<Fenced<bool>> {
+        retry_conflicts!(self.copy_into_index(fence, ended_before, limit))
     }
 }
 
@@ -140,6 +142,12 @@ impl SaleLedger for Store {
 
     async fn sale(&self, id: SaleId) -> Result<Option<Sale>> {
         self.read_sale(id).await
+    }
+
+    async fn sale_ids(&self, after: Option<SaleId>, limit: u32) -> Result<Vec<SaleId>> {
+        let sql = "SELECT id FROM sale WHERE id > ? ORDER BY id LIMIT ?";
+        let rows = self.db.rows(sql, args![after.map_or(0, SaleId::get), limit]).await?;
+        rows.iter().map(|row| SaleId::new(row.int(0)?).map_err(|_| unreadable("a sale"))).collect()
     }
 
     async fn load(&self, id: SaleId) -> Result<Option<LoadedSale>> {

@@ -1,6 +1,6 @@
 //! Reading and cancelling orders.
 
-use stampede_core::ports::{OrderRow, PendingRelease, Result, TransitionOutcome};
+use stampede_core::ports::{Fence, Fenced, OrderRow, PendingRelease, Result, TransitionOutcome};
 use stampede_core::{Epoch, Money, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId, failpoint};
 
 use super::{Store, list, unreadable};
@@ -80,17 +80,28 @@ impl Store {
     }
 
     /// Copies some orders of old sales to the index by user.
-    pub(super) async fn copy_into_index(&self, ended_before: Timestamp, limit: u32) -> Result<bool> {
+    pub(super) async fn copy_into_index(
+        &self,
+        fence: Option<Fence>,
+        ended_before: Timestamp,
+        limit: u32,
+    ) -> Result<Fenced<bool>> {
         let due =
             "SELECT id FROM sale WHERE orders_indexed_to < 9223372036854775807 AND end_at < ? ORDER BY id LIMIT 1";
-        let Some(row) = self.db.row(due, args![ended_before.ms()]).await? else { return Ok(false) };
+        let Some(row) = self.db.row(due, args![ended_before.ms()]).await? else {
+            return Ok(Fenced::Done(false));
+        };
         let (sale, lock) = (row.int(0)?, self.db.dialect().for_update());
         let mut tx = self.db.begin().await?;
+        if !self.may_work(&mut tx, fence).await? {
+            tx.roll_back().await?;
+            return Ok(Fenced::Superseded);
+        }
         // The sale's row is locked, so that a late recording either is complete and visible here, or sees the index afterwards.
         let sql = format!("SELECT orders_indexed_to FROM sale WHERE id = ?{lock}");
         let Some(row) = tx.row(&sql, args![sale]).await? else {
             tx.roll_back().await?;
-            return Ok(true);
+            return Ok(Fenced::Done(true));
         };
         let sql = "SELECT user_id, id FROM orders
             WHERE sale_id = ? AND user_id > ? AND status <> 'rejected' ORDER BY user_id LIMIT ?";
@@ -113,7 +124,7 @@ impl Store {
         }
         tx.execute("UPDATE sale SET orders_indexed_to = ? WHERE id = ?", args![indexed_to, sale]).await?;
         tx.commit().await?;
-        Ok(true)
+        Ok(Fenced::Done(true))
     }
 
     pub(super) async fn cancel_order(&self, id: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {

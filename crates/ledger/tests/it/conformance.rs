@@ -18,7 +18,8 @@ macro_rules! suite {
             quarantined_orders_keep_their_mark_until_an_operator_acts,
             quarantine_yields_to_rows_epochs_and_stock, cancellation_is_never_older_than_its_order,
             orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, missing_sale_is_poison, audit_log_is_append_only, shops_are_searched_and_edited,
-            search_reads_a_bounded_number_of_shops);
+            search_reads_a_bounded_number_of_shops,
+            lower_fencing_tokens_are_refused, ids_are_read_in_pages);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -31,11 +32,13 @@ macro_rules! suite {
 pub(crate) use suite;
 
 mod accounts;
+mod fence;
 mod gate;
 mod own_orders;
 mod quarantine;
 mod shops;
 pub use accounts::*;
+pub use fence::*;
 pub use gate::*;
 pub use own_orders::*;
 pub use quarantine::*;

@@ -22,12 +22,14 @@ use async_trait::async_trait;
 use metrics::counter;
 use parking_lot::Mutex;
 use rand::RngExt as _;
+use stampede_cache::{Remote, RemoteConfig};
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError};
 use stampede_core::{Refusal, Sale, SaleId, SalePhase};
 use stampede_gate::RedisGate;
 use stampede_limit::{Counters, RedisCounters};
-use stampede_redis::Client;
+use stampede_lock::Locks;
+use stampede_redis::{Client, Servers};
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -35,8 +37,9 @@ use self::recovery::{Changes, Losses, NotReady, Recovery};
 use self::seller::{Answer, Job, Seller, SellerHandle};
 use self::subscription::Subscription;
 use super::per_sale::PerSale;
-use super::{AdmitOutcome, Context, Tier};
+use super::{AdmitOutcome, Context, Services, Tier};
 use crate::batcher::{Abandoned, Batcher, Options};
+use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
 use crate::recording::{CommitOutcome, Pending, Recording};
@@ -55,6 +58,10 @@ pub struct SharedConfig {
     pub redis: Arc<Client>,
     /// Another connection, for rate limits, so that they do not wait behind a rebuild of the gate.
     pub limit_redis: Arc<Client>,
+    /// The same server, for caches and locks, which open connections of their own.
+    pub servers: Servers,
+    pub connect_timeout: Duration,
+    pub response_timeout: Duration,
     /// How long a request waits for Redis to count it, before the node's own counts decide.
     pub limit_timeout: Duration,
     /// Do not ask Redis for its eviction policy: it never evicts.
@@ -110,9 +117,34 @@ pub(crate) async fn gate_record(ledger: &dyn Ledger) -> Result<GateRecord, Ledge
     ledger.gate_record(&new_id).await
 }
 
-pub(super) async fn limit_counters(config: &SharedConfig, ledger: &dyn Ledger) -> Result<Counters, LedgerError> {
-    let prefix = format!("stampede:{}:limit", gate_record(ledger).await?.ledger_id);
-    Ok(Counters::Redis(RedisCounters::start(config.limit_redis.clone(), prefix, config.limit_timeout)))
+/// Each of these has its own connections, so that none waits for another or for the gate.
+pub(super) async fn services(
+    config: &SharedConfig,
+    cache: &CacheConfig,
+    ledger: &dyn Ledger,
+) -> Result<Services, StartError> {
+    let application = format!("stampede:{}", gate_record(ledger).await?.ledger_id);
+    let SharedConfig { limit_redis, limit_timeout, servers, connect_timeout, response_timeout, .. } = config;
+    let counters = RedisCounters::start(limit_redis.clone(), format!("{application}:limit"), *limit_timeout);
+    let remote = RemoteConfig {
+        connect_timeout: *connect_timeout,
+        response_timeout: cache.redis_timeout,
+        ..RemoteConfig::default()
+    };
+    let remote = Remote::new(application.clone(), servers.clone(), remote)
+        .map_err(|error| StartError::Redis(error.to_string()))?;
+    let locks = stampede_lock::Config {
+        prefix: format!("{application}:scheduled"),
+        connect_timeout: *connect_timeout,
+        response_timeout: *response_timeout,
+        ..stampede_lock::Config::default()
+    };
+    let locks = Locks::new(servers.clone(), locks).map_err(|error| StartError::Redis(error.to_string()))?;
+    Ok(Services {
+        limit_counters: Counters::Redis(counters),
+        cache_sharing: Sharing::Redis(remote),
+        locks: Some(locks),
+    })
 }
 
 impl Shared {

@@ -195,6 +195,7 @@ impl Tier for Solo {
         if !is_long_over(&sale, self.context.clock.now()) {
             self.gate.open(loaded);
         }
+        self.context.sale_index.put(sale.clone());
         Ok(Some(sale))
     }
 

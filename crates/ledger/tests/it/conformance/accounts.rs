@@ -1,6 +1,8 @@
 //! The part of the suite about users: challenges, sessions, accounts.
 
-use stampede_core::ports::{Challenge, ChallengeId, Disabled, LogInOutcome, Session, SessionId, WhichChallenge};
+use stampede_core::ports::{
+    Challenge, ChallengeId, Disabled, Fenced, LogInOutcome, Session, SessionId, WhichChallenge,
+};
 
 use super::*;
 
@@ -94,13 +96,13 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
     assert_eq!(live, [1, 26, 27, 28, 29], "one address does not push out another's");
 
     // Expired challenges are deleted. Failures are kept for a month, or until a login if they have made the codes longer.
-    assert_eq!(accounts.forget_expired(NOW).await.unwrap(), 0);
+    assert_eq!(accounts.delete_expired(None, NOW).await.unwrap(), Fenced::Done(0));
     let later = NOW.plus(IN_FIVE_MINUTES * 2);
-    assert_eq!(accounts.forget_expired(later).await.unwrap(), 5);
+    assert_eq!(accounts.delete_expired(None, later).await.unwrap(), Fenced::Done(5));
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), 5);
     let day = Duration::from_secs(24 * 3600);
-    assert_eq!(accounts.forget_expired(NOW.plus(day * 29)).await.unwrap(), 0);
-    assert_eq!(accounts.forget_expired(NOW.plus(day * 31)).await.unwrap(), 1);
+    assert_eq!(accounts.delete_expired(None, NOW.plus(day * 29)).await.unwrap(), Fenced::Done(0));
+    assert_eq!(accounts.delete_expired(None, NOW.plus(day * 31)).await.unwrap(), Fenced::Done(1));
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), 0);
     for n in 30..50 {
         accounts.put_challenge(&challenge(n, &phone, 1, NOW), 20).await.unwrap();
@@ -109,12 +111,12 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
             accounts.try_challenge(&phone, which, 5, NOW).await.unwrap().unwrap();
         }
     }
-    accounts.forget_expired(NOW.plus(day * 365)).await.unwrap();
+    accounts.delete_expired(None, NOW.plus(day * 365)).await.unwrap();
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), LONG_CODES_AFTER);
 }
 
 /// Opens a session with a code for the user of the phone, or for this user if there is none.
-async fn open_session(
+pub(super) async fn open_session(
     stores: &Stores,
     user: &User,
     n: u8,
@@ -142,7 +144,7 @@ pub async fn sessions_are_extended_and_ended(stores: &Stores) {
     let later = Session { expires_at: soon.plus(Duration::from_secs(60)), ..session };
     accounts.touch_sessions(&[later, session]).await.unwrap();
     assert_eq!(accounts.session(id, soon).await.unwrap(), Some(later), "an expiry never moves back");
-    assert_eq!(accounts.forget_expired(soon).await.unwrap(), 0);
+    assert_eq!(accounts.delete_expired(None, soon).await.unwrap(), Fenced::Done(0));
     assert_eq!(accounts.sessions_of(user(5), NOW).await.unwrap(), [later]);
     assert_eq!(accounts.sessions_of(user(6), NOW).await.unwrap(), []);
     assert!(!accounts.end_session(user(6), id).await.unwrap(), "another's session");

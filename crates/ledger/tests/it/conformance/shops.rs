@@ -103,3 +103,32 @@ pub async fn search_reads_a_bounded_number_of_shops(stores: &Stores) {
     }
     assert_eq!((found, pages), (vec![1], 2));
 }
+
+/// Everything that a filter or a warm-up reads: all ids, each once, and the shops whose sales are not over.
+pub async fn ids_are_read_in_pages(stores: &Stores) {
+    let (catalogue, ledger) = (&stores.catalogue, &stores.ledger);
+    let sale = super::sale_of(stores, 5).await;
+    let shop = catalogue.shop(ShopId::new(1).unwrap()).await.unwrap().unwrap();
+    for n in 2..=7 {
+        let shop = Shop { id: ShopId::new(n * n).unwrap(), ..shop.clone() };
+        assert_eq!(catalogue.create_shop(&shop).await.unwrap(), CreateOutcome::Created);
+    }
+    let (mut seen, mut after) = (Vec::new(), None);
+    loop {
+        let page = catalogue.shop_ids(after, 3).await.unwrap();
+        assert!(page.len() <= 3);
+        let Some(last) = page.last() else { break };
+        after = Some(*last);
+        seen.extend(page.iter().map(|id| id.get()));
+    }
+    assert_eq!(seen, [1, 4, 9, 16, 25, 36, 49]);
+
+    let other = super::own_orders::another_sale(stores, 1).await;
+    assert_eq!(ledger.sale_ids(None, 10).await.unwrap(), [sale, other]);
+    assert_eq!(ledger.sale_ids(Some(sale), 10).await.unwrap(), [other]);
+    assert_eq!(ledger.sale_ids(None, 1).await.unwrap(), [sale]);
+    let end = ledger.sale(sale).await.unwrap().unwrap().window.end;
+    assert_eq!(catalogue.shops_with_sales(super::NOW, 10).await.unwrap(), [shop.id], "once");
+    assert_eq!(catalogue.shops_with_sales(super::NOW, 0).await.unwrap(), []);
+    assert_eq!(catalogue.shops_with_sales(end, 10).await.unwrap(), []);
+}

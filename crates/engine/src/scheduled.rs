@@ -1,0 +1,65 @@
+//! Scheduled work that one node at a time does: under a lock in Redis, whose fencing token the ledger checks.
+
+use stampede_core::ports::{Fence, ScheduledWork};
+use stampede_lock::{Error, Guard, Lock, Locks, Owner};
+
+/// When a node may do one kind of work.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    work: ScheduledWork,
+    /// `None` in tiers without Redis: the work is done without asking. It is harmless if two processes do it.
+    lock: Option<Lock>,
+}
+
+/// The permission to work now.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    work: ScheduledWork,
+    guard: Option<Guard>,
+}
+
+impl Schedule {
+    /// # Errors
+    /// If the lock cannot be created.
+    pub(crate) fn new(work: ScheduledWork, locks: Option<&Locks>) -> Result<Self, Error> {
+        let lock = locks.map(|locks| locks.reentrant(work.as_str(), &Owner::new())).transpose()?;
+        Ok(Self { work, lock })
+    }
+
+    /// The turn of this node; `None` if another node has it, or Redis cannot be asked.
+    pub(crate) async fn begin(&self) -> Option<Turn> {
+        let work = self.work;
+        let Some(lock) = &self.lock else { return Some(Turn { work, guard: None }) };
+        match lock.try_lock().await {
+            Ok(guard) => Some(Turn { work, guard: Some(guard) }),
+            Err(Error::NotAcquired { .. }) => None,
+            Err(error) => {
+                tracing::warn!(work = work.as_str(), %error, "scheduled work waits for its lock");
+                None
+            }
+        }
+    }
+}
+
+impl Turn {
+    pub(crate) fn fence(&self) -> Option<Fence> {
+        let token = self.guard.as_ref()?.fencing_token()?;
+        Some(Fence { work: self.work, token })
+    }
+
+    pub(crate) async fn end(self) {
+        if let Some(guard) = self.guard
+            && let Err(error) = guard.release().await
+        {
+            tracing::debug!(work = self.work.as_str(), %error, "the lock of scheduled work was lost");
+        }
+    }
+
+    /// Says that another node has taken over.
+    pub(crate) fn superseded(&self) {
+        tracing::warn!(work = self.work.as_str(), "scheduled work was refused: another node has taken over");
+    }
+}
+
+#[cfg(test)]
+mod tests;

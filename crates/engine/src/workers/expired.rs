@@ -1,0 +1,27 @@
+//! Deletes sessions and login codes that have expired from the ledger.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stampede_core::Clock;
+use stampede_core::ports::{Accounts, Fenced};
+
+use crate::error::describe;
+use crate::scheduled::Schedule;
+
+const INTERVAL: Duration = Duration::from_secs(60);
+
+pub(crate) async fn run(accounts: Arc<dyn Accounts>, clock: Arc<dyn Clock>, schedule: Schedule) {
+    loop {
+        if let Some(turn) = schedule.begin().await {
+            match accounts.delete_expired(turn.fence(), clock.now()).await {
+                Ok(Fenced::Done(_)) => {}
+                Ok(Fenced::Superseded) => turn.superseded(),
+                // What has expired waits for the next round.
+                Err(error) => tracing::warn!(error = describe(&error), "cannot delete what has expired"),
+            }
+            turn.end().await;
+        }
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
