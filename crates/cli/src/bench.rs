@@ -284,16 +284,16 @@ fn node_command(data_dir: PathBuf, token: &str) -> anyhow::Result<NodeCommand> {
         ("HTTP__MAX_CONNECTIONS", "200000"),
         ("HTTP__MAX_CONNECTIONS_PER_ADDRESS", "200000"),
         ("BUY__PER_USER__COUNT", "1000000"),
-        ("BUY__PER_IP__COUNT", "1000000000"),
-        ("LOGIN__PER_IP__COUNT", "100000000"),
+        ("BUY__PER_ADDRESS__COUNT", "1000000000"),
+        ("LOGIN__PER_ADDRESS__COUNT", "100000000"),
         ("LOGIN__CODES_PER_ADDRESS__COUNT", "100000000"),
         ("LOGIN__CODES_PER_IPV6_56__COUNT", "100000000"),
         ("LOGIN__CODES_PER_IPV6_48__COUNT", "100000000"),
-        ("ADMIN__WRONG_TOKENS_PER_IP__COUNT", "100000000"),
+        ("ADMIN__WRONG_TOKENS_PER_ADDRESS__COUNT", "100000000"),
         ("LIMITS__OWN_PER_USER__COUNT", "1000000"),
-        ("LIMITS__READS_PER_IP__COUNT", "100000000"),
-        ("LIMITS__SEARCHES_PER_IP__COUNT", "100000000"),
-        ("LIMITS__PROBES_PER_IP__COUNT", "100000000"),
+        ("LIMITS__READS_PER_ADDRESS__COUNT", "100000000"),
+        ("LIMITS__SEARCHES_PER_ADDRESS__COUNT", "100000000"),
+        ("LIMITS__PROBES_PER_ADDRESS__COUNT", "100000000"),
     ] {
         command = command.env(format!("STAMPEDE__{setting}"), value);
     }
@@ -367,7 +367,7 @@ mod tests {
         let defaults: toml::Table = include_str!("../../../config/default.toml").parse().unwrap();
         let mut found = 0;
         for (section, settings) in defaults.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
-            let of_addresses = |name: &str| name.contains("per_ip") || name.contains("per_address");
+            let of_addresses = |name: &str| name.contains("per_address") || name.contains("per_ipv6");
             for (name, value) in settings.iter().filter(|(name, _)| of_addresses(name)) {
                 let count = if value.is_table() { "__COUNT" } else { "" };
                 let setting = format!("STAMPEDE__{section}__{name}{count}").to_uppercase();

@@ -156,7 +156,7 @@ struct Redis {
 pub struct Admin {
     token_file: String,
     tokens: BTreeMap<String, TokenSetting>,
-    pub wrong_tokens_per_ip: Limit,
+    pub wrong_tokens_per_address: Limit,
 }
 
 /// An additional administrator.
@@ -207,7 +207,7 @@ pub struct Buy {
     queue_total: usize,
     quarantine_after_ms: u64,
     pub per_user: Limit,
-    pub per_ip: Limit,
+    pub per_address: Limit,
 }
 
 #[derive(Debug, Deserialize)]
@@ -230,16 +230,16 @@ pub struct Login {
     codes_per_ipv6_48: Limit,
     codes_per_shop: Limit,
     proof_of_work_bits: u8,
-    pub per_ip: Limit,
+    pub per_address: Limit,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    pub reads_per_ip: Limit,
-    pub searches_per_ip: Limit,
+    pub reads_per_address: Limit,
+    pub searches_per_address: Limit,
     pub searches_at_once: usize,
-    pub probes_per_ip: Limit,
+    pub probes_per_address: Limit,
     pub own_per_user: Limit,
     pub memory: usize,
     redis_timeout_ms: u64,
@@ -311,10 +311,10 @@ impl Settings {
             ("buy.max_batch", self.buy.max_batch as u64),
             ("buy.queue_per_sale", self.buy.queue_per_sale as u64),
             ("buy.queue_total", self.buy.queue_total as u64),
-            ("admin.wrong_tokens_per_ip.count", self.admin.wrong_tokens_per_ip.count.into()),
-            ("admin.wrong_tokens_per_ip.window_ms", self.admin.wrong_tokens_per_ip.window_ms),
+            ("admin.wrong_tokens_per_address.count", self.admin.wrong_tokens_per_address.count.into()),
+            ("admin.wrong_tokens_per_address.window_ms", self.admin.wrong_tokens_per_address.window_ms),
             ("buy.per_user.window_ms", self.buy.per_user.window_ms),
-            ("buy.per_ip.window_ms", self.buy.per_ip.window_ms),
+            ("buy.per_address.window_ms", self.buy.per_address.window_ms),
             ("login.session_ttl_ms", self.login.session_ttl_ms),
             ("login.session_lifetime_ms", self.login.session_lifetime_ms),
             ("login.sessions_per_user", self.login.sessions_per_user as u64),
@@ -326,11 +326,11 @@ impl Settings {
             ("login.codes_per_ipv6_56.window_ms", self.login.codes_per_ipv6_56.window_ms),
             ("login.codes_per_ipv6_48.window_ms", self.login.codes_per_ipv6_48.window_ms),
             ("login.codes_per_shop.window_ms", self.login.codes_per_shop.window_ms),
-            ("login.per_ip.window_ms", self.login.per_ip.window_ms),
-            ("limits.reads_per_ip.window_ms", self.limits.reads_per_ip.window_ms),
-            ("limits.searches_per_ip.window_ms", self.limits.searches_per_ip.window_ms),
+            ("login.per_address.window_ms", self.login.per_address.window_ms),
+            ("limits.reads_per_address.window_ms", self.limits.reads_per_address.window_ms),
+            ("limits.searches_per_address.window_ms", self.limits.searches_per_address.window_ms),
             ("limits.searches_at_once", self.limits.searches_at_once as u64),
-            ("limits.probes_per_ip.window_ms", self.limits.probes_per_ip.window_ms),
+            ("limits.probes_per_address.window_ms", self.limits.probes_per_address.window_ms),
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
             ("limits.redis_timeout_ms", self.limits.redis_timeout_ms),
             ("cache.ttl_ms", self.cache.ttl_ms),

@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 pub struct Config {
     pub admin_tokens: Vec<AdminToken>,
     /// Limit of wrong administrator tokens per address.
-    pub wrong_admin_tokens_per_ip: Limit,
+    pub wrong_admin_tokens_per_address: Limit,
     /// Serve the routes for load tests.
     pub allow_load_test: bool,
     /// Proxies whose `X-Forwarded-For` is trusted.
@@ -36,19 +36,19 @@ pub struct Config {
     /// How long a response may take. An attempt to buy must be authenticated within this time; the engine's own timeout bounds the rest.
     pub answer_timeout: Duration,
     /// Attempts to buy per user.
-    pub buys_per_user: Limit,
+    pub buy_per_user: Limit,
     /// Attempts to buy per address.
-    pub buys_per_ip: Limit,
+    pub buy_per_address: Limit,
     /// Login codes and logins per address.
-    pub logins_per_ip: Limit,
+    pub login_per_address: Limit,
     /// Reads of shops and sales per address.
-    pub reads_per_ip: Limit,
-    /// Searches for shops by name per address, in addition to [`Config::reads_per_ip`].
-    pub searches_per_ip: Limit,
+    pub reads_per_address: Limit,
+    /// Searches for shops by name per address, in addition to [`Config::reads_per_address`].
+    pub searches_per_address: Limit,
     /// Concurrent searches for shops by name, over all addresses.
     pub searches_at_once: usize,
     /// Calls of `/readyz`, `/openapi.json` and `/docs` per address.
-    pub probes_per_ip: Limit,
+    pub probes_per_address: Limit,
     /// Requests about their own orders and sessions per user.
     pub own_per_user: Limit,
     /// How many users and addresses each limit remembers.
@@ -66,12 +66,12 @@ pub enum Surface {
 /// Rate limits. Every route that is not for administrators has one.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    pub(crate) buys_per_user: Limiter<UserId>,
-    pub(crate) buys_per_ip: Limiter<IpAddr>,
-    pub(crate) logins_per_ip: Limiter<IpAddr>,
-    pub(crate) reads_per_ip: Limiter<IpAddr>,
-    pub(crate) searches_per_ip: Limiter<IpAddr>,
-    pub(crate) probes_per_ip: Limiter<IpAddr>,
+    pub(crate) buy_per_user: Limiter<UserId>,
+    pub(crate) buy_per_address: Limiter<IpAddr>,
+    pub(crate) login_per_address: Limiter<IpAddr>,
+    pub(crate) reads_per_address: Limiter<IpAddr>,
+    pub(crate) searches_per_address: Limiter<IpAddr>,
+    pub(crate) probes_per_address: Limiter<IpAddr>,
     pub(crate) own_per_user: Limiter<UserId>,
 }
 
@@ -89,24 +89,24 @@ impl Limits {
         let by_user = |name, limit| Limiter::new(counters, name, limit, config.limit_memory);
         let by_ip = |name, limit| Limiter::new(counters, name, limit, config.limit_memory);
         Self {
-            buys_per_user: by_user("buys_per_user", config.buys_per_user),
-            buys_per_ip: by_ip("buys_per_ip", config.buys_per_ip),
-            logins_per_ip: by_ip("logins_per_ip", config.logins_per_ip),
-            reads_per_ip: by_ip("reads_per_ip", config.reads_per_ip),
-            searches_per_ip: by_ip("searches_per_ip", config.searches_per_ip),
-            probes_per_ip: by_ip("probes_per_ip", config.probes_per_ip),
+            buy_per_user: by_user("buy_per_user", config.buy_per_user),
+            buy_per_address: by_ip("buy_per_address", config.buy_per_address),
+            login_per_address: by_ip("login_per_address", config.login_per_address),
+            reads_per_address: by_ip("reads_per_address", config.reads_per_address),
+            searches_per_address: by_ip("searches_per_address", config.searches_per_address),
+            probes_per_address: by_ip("probes_per_address", config.probes_per_address),
             own_per_user: by_user("own_per_user", config.own_per_user),
         }
     }
 
     pub(crate) fn stats(&self) -> [LimitStats; 7] {
         [
-            stats("buys_per_user", &self.buys_per_user),
-            stats("buys_per_ip", &self.buys_per_ip),
-            stats("logins_per_ip", &self.logins_per_ip),
-            stats("reads_per_ip", &self.reads_per_ip),
-            stats("searches_per_ip", &self.searches_per_ip),
-            stats("probes_per_ip", &self.probes_per_ip),
+            stats("buy_per_user", &self.buy_per_user),
+            stats("buy_per_address", &self.buy_per_address),
+            stats("login_per_address", &self.login_per_address),
+            stats("reads_per_address", &self.reads_per_address),
+            stats("searches_per_address", &self.searches_per_address),
+            stats("probes_per_address", &self.probes_per_address),
             stats("own_per_user", &self.own_per_user),
         ]
     }
@@ -137,7 +137,7 @@ impl App {
         let limits = Limits::new(&config, engine.limit_counters());
         let (buy_metrics, http_metrics) = (BuyMetrics::new(), HttpMetrics::new());
         let tokens = config.admin_tokens.clone();
-        let administrators = Administrators::new(tokens, config.wrong_admin_tokens_per_ip, config.limit_memory);
+        let administrators = Administrators::new(tokens, config.wrong_admin_tokens_per_address, config.limit_memory);
         Self {
             searches: Semaphore::new(config.searches_at_once),
             readiness: Readiness::default(),

@@ -94,7 +94,7 @@ async fn try_buy<B>(
 async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr) -> Result<UserId, Error> {
     let limited = |wait| Error::Limited { wait };
     // Before the token is read, so that attempts with wrong tokens are limited too.
-    let by_address = app.limits.buys_per_ip.count_here(rate_limit_key(client)).map_err(limited)?;
+    let by_address = app.limits.buy_per_address.count_here(rate_limit_key(client)).map_err(limited)?;
     let proven = match prove(headers, app) {
         Ok(proven) => proven,
         Err(error) => {
@@ -103,7 +103,7 @@ async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr) -> Result<
         }
     };
     // An attempt that this node refuses because of its user counts against the address on this node only.
-    let by_user = app.limits.buys_per_user.count_here(proven.user).map_err(limited)?;
+    let by_user = app.limits.buy_per_user.count_here(proven.user).map_err(limited)?;
     by_address.count_everywhere_with(by_user).await.map_err(limited)?;
     app.engine.authenticate(proven).await
 }

@@ -130,8 +130,8 @@ pub(crate) struct Administrators {
 }
 
 impl Administrators {
-    pub(crate) fn new(tokens: Vec<AdminToken>, wrong_tokens_per_ip: Limit, memory: usize) -> Self {
-        let wrong_tokens = SlidingWindow::new(wrong_tokens_per_ip, memory);
+    pub(crate) fn new(tokens: Vec<AdminToken>, wrong_tokens_per_address: Limit, memory: usize) -> Self {
+        let wrong_tokens = SlidingWindow::new(wrong_tokens_per_address, memory);
         Self { tokens: RwLock::new(tokens.into()), wrong_tokens, accepted: Mutex::default() }
     }
 

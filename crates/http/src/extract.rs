@@ -140,7 +140,7 @@ impl FromRequestParts<Arc<App>> for Visitor {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
-        app.limits.reads_per_ip.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
+        app.limits.reads_per_address.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
         // Browsing keeps a session alive. The page is public: it neither waits for the session nor depends on it.
         if let Ok(proven) = prove(&parts.headers, app)
             && !app.engine.refresh(proven)
@@ -160,7 +160,7 @@ impl FromRequestParts<Arc<App>> for Prober {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
-        app.limits.probes_per_ip.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
+        app.limits.probes_per_address.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
         Ok(Self)
     }
 }

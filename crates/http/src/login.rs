@@ -44,7 +44,7 @@ pub(crate) fn parse_phone(text: &str) -> Result<Phone, Problem> {
 }
 
 async fn check_limit(app: &App, client: ClientAddress) -> Result<(), Problem> {
-    Ok(app.limits.logins_per_ip.check(rate_limit_key(client.0)).await.map_err(|wait| Error::Limited { wait })?)
+    Ok(app.limits.login_per_address.check(rate_limit_key(client.0)).await.map_err(|wait| Error::Limited { wait })?)
 }
 
 /// Sends a login code to a phone. The response is the same whether the number has an account or not.

@@ -52,7 +52,7 @@ fn report_limits(app: &App) {
     for LimitStats { limit, let_through: count, .. } in &stats {
         let_through(*limit, *count);
     }
-    let_through("wrong_tokens_per_ip", app.administrators.let_through());
+    let_through("wrong_tokens_per_address", app.administrators.let_through());
     if let Counters::Redis(counters) = app.engine.limit_counters() {
         counter!("stampede_limit_calls_total").absolute(counters.calls());
         let fallback = |limit, count| counter!("stampede_limit_fallback_total", "limit" => limit).absolute(count);

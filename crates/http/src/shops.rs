@@ -100,7 +100,7 @@ const SEARCH_WAIT: Duration = Duration::from_secs(1);
 
 /// A search costs the database more than any other read: searches are limited per address, and few run at a time.
 async fn permit_search(app: &App, ClientAddress(client): ClientAddress) -> Result<SemaphorePermit<'_>, Error> {
-    app.limits.searches_per_ip.check(rate_limit_key(client)).await.map_err(|wait| Error::Limited { wait })?;
+    app.limits.searches_per_address.check(rate_limit_key(client)).await.map_err(|wait| Error::Limited { wait })?;
     let permit = timeout(SEARCH_WAIT, app.searches.acquire()).await;
     permit.ok().and_then(Result::ok).ok_or(Error::Busy)
 }

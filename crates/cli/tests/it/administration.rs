@@ -222,7 +222,7 @@ on_each_database!(audit_log_has_the_replaced_value_of_concurrent_edits);
 async fn limits_count_the_client_behind_a_trusted_proxy() {
     let storage = temporary_storage();
     let mut command = command(&storage);
-    command.arg("--config").arg(settings(storage.path())).env("STAMPEDE__LOGIN__PER_IP__COUNT", "2");
+    command.arg("--config").arg(settings(storage.path())).env("STAMPEDE__LOGIN__PER_ADDRESS__COUNT", "2");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     let mut ask = async |n: u32, forwarded: &str| {

@@ -71,7 +71,7 @@ async fn routed_buying_has_the_metrics_and_refusals_of_the_fast_path() {
 async fn every_kind_of_route_has_a_rate_limit() {
     let storage = temporary_storage();
     let mut command = command(&storage);
-    for limit in ["LIMITS__READS_PER_IP", "LIMITS__OWN_PER_USER", "BUY__PER_USER"] {
+    for limit in ["LIMITS__READS_PER_ADDRESS", "LIMITS__OWN_PER_USER", "BUY__PER_USER"] {
         command.env(format!("STAMPEDE__{limit}__COUNT"), "3").env(format!("STAMPEDE__{limit}__WINDOW_MS"), "3600000");
     }
     let shop = Shop::run(command);

@@ -31,7 +31,7 @@ async fn buys(shop: &Shop, client: &mut Client, path: &str, tries: usize) -> (us
 async fn buying_has_a_limit_per_address() {
     let storage = temporary_storage();
     let mut command = default_settings(&storage);
-    command.env("STAMPEDE__BUY__PER_IP__COUNT", "10").env("STAMPEDE__BUY__PER_IP__WINDOW_MS", "600000");
+    command.env("STAMPEDE__BUY__PER_ADDRESS__COUNT", "10").env("STAMPEDE__BUY__PER_ADDRESS__WINDOW_MS", "600000");
     let shop = Shop::run(command);
     let mut one = honest(shop.address).await;
     // On the fast path and through the router alike.
@@ -58,9 +58,9 @@ async fn requests_beyond_limiter_memory_are_counted() {
         let request = request.header("x-forwarded-for", format!("10.0.0.{n}")).body(Default::default()).unwrap();
         assert_eq!(proxy.send(request).await.unwrap().status, 200);
     }
-    let name = "stampede_limit_let_through_total{limit=\"reads_per_ip\"}";
+    let name = "stampede_limit_let_through_total{limit=\"reads_per_address\"}";
     assert!(shop.metric(name).await >= 60.0);
-    assert_eq!(shop.metric("stampede_limit_let_through_total{limit=\"buys_per_user\"}").await, 0.0);
+    assert_eq!(shop.metric("stampede_limit_let_through_total{limit=\"buy_per_user\"}").await, 0.0);
 }
 
 const SHOPS: u32 = 100_000;

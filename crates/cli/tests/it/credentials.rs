@@ -85,7 +85,7 @@ async fn guesses_of_admin_tokens_are_limited_per_address_and_logged() {
     let (mut command, log) = logging(&storage, "info");
     let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[http]\ntrusted_proxies = [\"127.0.0.0/8\"]\n").unwrap();
-    command.arg("--config").arg(settings).env_remove("STAMPEDE__ADMIN__WRONG_TOKENS_PER_IP__COUNT");
+    command.arg("--config").arg(settings).env_remove("STAMPEDE__ADMIN__WRONG_TOKENS_PER_ADDRESS__COUNT");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     let (attacker, office) = ("203.0.113.7", "203.0.113.8");

@@ -49,8 +49,12 @@ async fn fallbacks(shop: &Shop, limit: &str) -> f64 {
 }
 
 async fn buying_and_other_requests_are_limited_over_all_nodes(kind: Kind) {
-    let limits =
-        [("BUY__PER_USER", 10), ("BUY__PER_IP", 30), ("LIMITS__OWN_PER_USER", 7), ("LIMITS__PROBES_PER_IP", 9)];
+    let limits = [
+        ("BUY__PER_USER", 10),
+        ("BUY__PER_ADDRESS", 30),
+        ("LIMITS__OWN_PER_USER", 7),
+        ("LIMITS__PROBES_PER_ADDRESS", 9),
+    ];
     let nodes = start(kind, &limits);
     let buyers = nodes.shops[0].log_in(0, 2).await;
     let sale = nodes.create_sale(5).await;
@@ -68,7 +72,7 @@ async fn buying_and_other_requests_are_limited_over_all_nodes(kind: Kind) {
     let probe = async |client: &mut Client| client.get("/readyz", "").await.unwrap();
     assert_eq!(passed(&nodes, 15, probe).await, 9);
     for shop in nodes.shops {
-        for limit in ["buys_per_user", "buys_per_ip", "own_per_user", "probes_per_ip"] {
+        for limit in ["buy_per_user", "buy_per_address", "own_per_user", "probes_per_address"] {
             assert_eq!(fallbacks(&shop, limit).await, 0.0, "{limit}");
         }
         assert!(shop.stop().success());
@@ -77,7 +81,7 @@ async fn buying_and_other_requests_are_limited_over_all_nodes(kind: Kind) {
 
 async fn logins_and_codes_are_limited_over_all_nodes(kind: Kind) {
     let nodes =
-        start(kind, &[("LOGIN__PER_IP", 40), ("LOGIN__CODES_PER_PHONE", 100), ("LOGIN__CODES_PER_PHONE_DAY", 8)]);
+        start(kind, &[("LOGIN__PER_ADDRESS", 40), ("LOGIN__CODES_PER_PHONE", 100), ("LOGIN__CODES_PER_PHONE_DAY", 8)]);
     let [one, other] = &nodes.shops[..] else { unreachable!() };
     let code = async |client: &mut Client, phone: &str| {
         client.post("/v1/login/codes", "", &json!({ "phone": phone })).await.unwrap()
@@ -100,7 +104,7 @@ async fn logins_and_codes_are_limited_over_all_nodes(kind: Kind) {
     // 10 + 12 + 10 requests so far.
     assert_eq!(passed(&nodes, 20, async |client| client.get("/v1/login/puzzle", "").await.unwrap()).await, 8);
     for shop in nodes.shops {
-        for limit in ["logins_per_ip", "codes"] {
+        for limit in ["login_per_address", "codes"] {
             assert_eq!(fallbacks(&shop, limit).await, 0.0, "{limit}");
         }
         assert!(shop.stop().success());
@@ -114,28 +118,28 @@ async fn limits_hold_for_each_node_while_redis_hangs(kind: Kind) {
     let storage = Storage::on(kind);
     let mut command = command(&storage);
     command.args(["--tier", "shared", "--redis", &redis::url(proxy.address().port())]);
-    command.env("STAMPEDE__LOGIN__PER_IP__COUNT", "20").env("STAMPEDE__LOGIN__PER_IP__WINDOW_MS", "3600000");
+    command.env("STAMPEDE__LOGIN__PER_ADDRESS__COUNT", "20").env("STAMPEDE__LOGIN__PER_ADDRESS__WINDOW_MS", "3600000");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     proxy.set(Fault::Hang);
-    let before = [fallbacks(&shop, "reads_per_ip").await, fallbacks(&shop, "logins_per_ip").await];
+    let before = [fallbacks(&shop, "reads_per_address").await, fallbacks(&shop, "login_per_address").await];
     let started = Instant::now();
     for _ in 0..200 {
         assert_eq!(client.get("/v1/sales", "").await.unwrap().status, 200);
     }
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
-    assert_eq!(fallbacks(&shop, "reads_per_ip").await - before[0], 200.0);
+    assert_eq!(fallbacks(&shop, "reads_per_address").await - before[0], 200.0);
     let mut refused = 0;
     for _ in 0..30 {
         refused += u32::from(client.get("/v1/login/puzzle", "").await.unwrap().status == 429);
     }
     assert_eq!(refused, 10);
-    assert_eq!(fallbacks(&shop, "logins_per_ip").await - before[1], 20.0);
+    assert_eq!(fallbacks(&shop, "login_per_address").await - before[1], 20.0);
     proxy.set(Fault::None);
     until("Redis counts again", async || {
-        let before = fallbacks(&shop, "reads_per_ip").await;
+        let before = fallbacks(&shop, "reads_per_address").await;
         client.get("/v1/sales", "").await.unwrap();
-        fallbacks(&shop, "reads_per_ip").await == before
+        fallbacks(&shop, "reads_per_address").await == before
     })
     .await;
 }
@@ -155,7 +159,7 @@ async fn concurrent_requests_share_calls_of_redis(kind: Kind) {
     assert_eq!(history.count(Response::Created), buyers.len());
     eprintln!("{} concurrent requests to buy: {calls} calls of the limits, {all} of all scripts", buyers.len());
     assert!(calls <= buyers.len() as f64 * 0.8, "{calls} calls for {} requests", buyers.len());
-    assert_eq!(fallbacks(shop, "buys_per_user").await, 0.0);
+    assert_eq!(fallbacks(shop, "buy_per_user").await, 0.0);
 }
 
 on_each_database!(

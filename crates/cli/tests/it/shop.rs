@@ -129,15 +129,15 @@ pub fn default_settings(storage: &Storage) -> Command {
 pub fn wrapped_command(command: Command, storage: &Storage) -> Command {
     let mut command = demo_command(command, storage);
     for limit in [
-        "ADMIN__WRONG_TOKENS_PER_IP",
-        "LOGIN__PER_IP",
+        "ADMIN__WRONG_TOKENS_PER_ADDRESS",
+        "LOGIN__PER_ADDRESS",
         "LOGIN__CODES_PER_ADDRESS",
         "LOGIN__CODES_PER_SHOP",
         "BUY__PER_USER",
-        "BUY__PER_IP",
-        "LIMITS__READS_PER_IP",
-        "LIMITS__SEARCHES_PER_IP",
-        "LIMITS__PROBES_PER_IP",
+        "BUY__PER_ADDRESS",
+        "LIMITS__READS_PER_ADDRESS",
+        "LIMITS__SEARCHES_PER_ADDRESS",
+        "LIMITS__PROBES_PER_ADDRESS",
         "LIMITS__OWN_PER_USER",
     ] {
         command.env(format!("STAMPEDE__{limit}__COUNT"), "100000000");
