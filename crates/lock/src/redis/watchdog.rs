@@ -11,8 +11,8 @@ use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::lease::{Lease, RenewOutcome};
-use crate::locks::Config;
+use super::lease::{Lease, RenewOutcome};
+use super::locks::Config;
 use stampede_redis::{Backoff, Client};
 
 const MAX_CONCURRENT_RENEWALS: usize = 256;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::lease::{Lease, ReleaseOutcome};
-use crate::locks::{Shared, new_backoff};
+use super::error::{Error, Result};
+use super::lease::{Lease, ReleaseOutcome};
+use super::locks::{Shared, new_backoff};
 use stampede_redis::CommandError;
 
 /// An acquired lock. Release it with [`release`](Self::release); dropping it releases it in the background.

@@ -8,16 +8,16 @@ use redis::{FromRedisValue as _, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::locks::Config;
-use crate::quorum::Quorum;
-use crate::scripts::Kind;
+use super::locks::Config;
+use super::quorum::Quorum;
+use super::scripts::Kind;
 use stampede_redis::{Client, CommandError, Script};
 
 /// Values of [`Lease::valid_until_us`]: ended for good; expired, but may become valid again.
 const ENDED: u64 = 0;
 const EXPIRED: u64 = 1;
 
-/// The kind and the Redis keys of a lock. See [`crate::locks`] for what the keys contain.
+/// The kind and the Redis keys of a lock. See [`super::locks`] for what the keys contain.
 #[derive(Debug)]
 pub(crate) struct LockKeys {
     pub(crate) kind: Kind,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all};
 use rand::RngExt as _;
 
-use crate::error::{Error, Result};
-use crate::guard::Guard;
-use crate::lock::{Lock, WaitLimit};
-use crate::scripts::Kind;
+use super::error::{Error, Result};
+use super::guard::Guard;
+use super::lock::{Lock, WaitLimit};
+use super::scripts::Kind;
 
 const MAX_JITTER_US: u64 = 10_000;
 

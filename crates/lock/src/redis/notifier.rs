@@ -20,8 +20,8 @@ use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::locks::{Config, new_backoff};
-use crate::owner::Owner;
+use super::locks::{Config, new_backoff};
+use super::owner::Owner;
 use stampede_redis::{Backoff, Client, timeout_error};
 
 /// How often channels without waiters are unsubscribed.

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::guard::Guard;
-use crate::lease::{AcquireOutcome, Lease, LockKeys, QuorumMember, validity};
-use crate::locks::{Shared, new_backoff};
-use crate::notifier::{LastCheck, WaitMode, Waiter, Wakeup};
-use crate::owner::{Owner, random_id};
-use crate::scripts::Kind;
+use super::error::{Error, Result};
+use super::guard::Guard;
+use super::lease::{AcquireOutcome, Lease, LockKeys, QuorumMember, validity};
+use super::locks::{Shared, new_backoff};
+use super::notifier::{LastCheck, WaitMode, Waiter, Wakeup};
+use super::owner::{Owner, random_id};
+use super::scripts::Kind;
 use stampede_redis::{CommandError, timeout_error};
 
 /// The delay between attempts to upgrade.
@@ -82,7 +82,7 @@ impl Lock {
     /// # Errors
     /// [`Error::InvalidArgument`] if the TTL is shorter than 10 ms or longer than a day.
     pub fn with_ttl(mut self, ttl: Duration) -> Result<Self> {
-        crate::locks::check_ttl(ttl)?;
+        super::locks::check_ttl(ttl)?;
         self.ttl = Some(ttl);
         Ok(self)
     }

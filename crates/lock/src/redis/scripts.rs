@@ -91,7 +91,7 @@ impl Kind {
 mod tests {
     #[test]
     fn script_headers_name_the_keys_and_arguments_that_the_body_uses() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/lua");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/redis/lua");
         assert_eq!(stampede_testkit::lua::check_headers(folder).unwrap(), 14);
     }
 }

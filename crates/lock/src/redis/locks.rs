@@ -22,13 +22,13 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::lease::{LockKeys, ReleaseOutcome};
-use crate::lock::Lock;
-use crate::notifier::Notifier;
-use crate::owner::Owner;
-use crate::scripts::Kind;
-use crate::watchdog::Watchdog;
+use super::error::{Error, Result};
+use super::lease::{LockKeys, ReleaseOutcome};
+use super::lock::Lock;
+use super::notifier::Notifier;
+use super::owner::Owner;
+use super::scripts::Kind;
+use super::watchdog::Watchdog;
 use stampede_redis::{Backoff, Client, CommandError, Servers, timeout_error};
 
 /// Settings of a lock client. The [`Default`] suits most applications.

@@ -8,14 +8,14 @@ use futures_util::future::{join_all, select_all};
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::guard::Guard;
-use crate::lease::{AcquireOutcome, QuorumMember};
-use crate::lock::{Attempt, Lock, WaitLimit};
-use crate::locks::Locks;
-use crate::multi_lock::{jitter, release_all};
-use crate::notifier::{Waiter, Wakeup};
-use crate::quorum::Quorum;
+use super::error::{Error, Result};
+use super::guard::Guard;
+use super::lease::{AcquireOutcome, QuorumMember};
+use super::lock::{Attempt, Lock, WaitLimit};
+use super::locks::Locks;
+use super::multi_lock::{jitter, release_all};
+use super::notifier::{Waiter, Wakeup};
+use super::quorum::Quorum;
 use stampede_redis::{CommandError, timeout_error};
 
 /// When to try again if no owner has a majority, or too few servers respond.
