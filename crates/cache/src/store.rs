@@ -18,7 +18,7 @@ use crate::remote::RemoteEntry;
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// How long a value lives.
+/// How long a value is used.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lifetimes {
     /// Until it expires in Redis.

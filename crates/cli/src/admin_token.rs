@@ -11,7 +11,7 @@ use crate::settings::{Settings, TokenSetting};
 
 const VARIABLE: &str = "STAMPEDE_ADMIN_TOKEN";
 /// The name of the administrator whose token is in the environment, in `admin.token_file` or in the data directory.
-const FIRST: &str = "admin";
+const FIRST_ADMINISTRATOR: &str = "admin";
 
 /// Whether the first administrator's token is the one in the data directory.
 pub fn is_in_data_dir(settings: &Settings) -> bool {
@@ -31,17 +31,17 @@ pub fn read_all(settings: &Settings, in_data_dir: &Path) -> anyhow::Result<(Vec<
     let (first, shown) = match std::env::var_os(VARIABLE) {
         Some(token) => {
             let token = token.into_string().ok().with_context(|| format!("{VARIABLE} is not valid text"))?;
-            (accept(FIRST, Role::Operator, &token, VARIABLE)?, format!("token from {VARIABLE}"))
+            (accept(FIRST_ADMINISTRATOR, Role::Operator, &token, VARIABLE)?, format!("token from {VARIABLE}"))
         }
         None => {
             let path = settings.admin_token_file().unwrap_or(in_data_dir);
-            (from_file(FIRST, Role::Operator, path)?, format!("token in {}", path.display()))
+            (from_file(FIRST_ADMINISTRATOR, Role::Operator, path)?, format!("token in {}", path.display()))
         }
     };
     let mut tokens = vec![first];
     for (name, TokenSetting { role, file }) in settings.admin_tokens() {
-        if name == FIRST {
-            bail!("admin.tokens: {FIRST:?} is the name of the first administrator; choose another");
+        if name == FIRST_ADMINISTRATOR {
+            bail!("admin.tokens: {FIRST_ADMINISTRATOR:?} is the name of the first administrator; choose another");
         }
         tokens.push(from_file(name, (*role).into(), file)?);
     }

@@ -19,13 +19,13 @@ pub struct Config {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Print the effective settings, without passwords
-    Show(Given),
+    Show(ConfigArgs),
     /// Validate the settings; the exit code is 1 if they are invalid
-    Check(Given),
+    Check(ConfigArgs),
 }
 
 #[derive(Debug, Args)]
-struct Given {
+struct ConfigArgs {
     #[command(flatten)]
     flags: Flags,
 

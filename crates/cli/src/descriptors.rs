@@ -25,7 +25,7 @@ pub fn raise_limit() -> Option<u64> {
 }
 
 /// Lowers the limits of connections to fit the limit of open files with this many listeners.
-pub fn fit(server: &mut ServerConfig, limit: Option<u64>, listeners: usize) {
+pub fn lower_connection_limits(server: &mut ServerConfig, limit: Option<u64>, listeners: usize) {
     let Some(limit) = limit else { return };
     let spare = usize::try_from(limit.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
     let room = (spare / listeners).saturating_sub(MAX_REFUSALS).max(MIN_CONNECTIONS);
@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    fn fitted(max: usize, per_address: usize, limit: Option<u64>, listeners: usize) -> (usize, usize) {
+    fn lowered(max: usize, per_address: usize, limit: Option<u64>, listeners: usize) -> (usize, usize) {
         let mut server = ServerConfig {
             tls: None,
             max_connections: max,
@@ -60,17 +60,17 @@ mod tests {
             head_timeout: Duration::ZERO,
             drain_timeout: Duration::ZERO,
         };
-        fit(&mut server, limit, listeners);
+        lower_connection_limits(&mut server, limit, listeners);
         (server.max_connections, server.max_connections_per_address)
     }
 
     #[test]
     fn connection_limits_are_lowered_to_fit_the_file_limit() {
-        assert_eq!(fitted(10_000, 1_000, None, 1), (10_000, 1_000));
-        assert_eq!(fitted(10_000, 1_000, Some(20_000), 1), (10_000, 1_000));
-        assert_eq!(fitted(10_000, 1_000, Some(1_024), 1), (800, 80));
-        assert_eq!(fitted(10_000, 1_000, Some(1_024), 2), (336, 33));
-        assert_eq!(fitted(10_000, 1_000, Some(64), 1), (16, 1));
-        assert_eq!(fitted(200_000, 200_000, Some(20_000), 1), (19_776, 19_776));
+        assert_eq!(lowered(10_000, 1_000, None, 1), (10_000, 1_000));
+        assert_eq!(lowered(10_000, 1_000, Some(20_000), 1), (10_000, 1_000));
+        assert_eq!(lowered(10_000, 1_000, Some(1_024), 1), (800, 80));
+        assert_eq!(lowered(10_000, 1_000, Some(1_024), 2), (336, 33));
+        assert_eq!(lowered(10_000, 1_000, Some(64), 1), (16, 1));
+        assert_eq!(lowered(200_000, 200_000, Some(20_000), 1), (19_776, 19_776));
     }
 }

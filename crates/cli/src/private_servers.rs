@@ -28,8 +28,12 @@ impl PrivateDatabase {
     /// Starts a server, and returns it with the URL of an empty database.
     pub fn start(self) -> anyhow::Result<(Server, String)> {
         let (server, create): (_, fn(&Server, &str) -> std::io::Result<String>) = match self {
-            Self::MariaDb => (started(mariadb::start(), "MariaDB", "mariadb-server")?, mariadb::create_database),
-            Self::Postgres => (started(postgres::start(), "PostgreSQL", "postgresql")?, postgres::create_database),
+            Self::MariaDb => {
+                (or_not_installed(mariadb::start(), "MariaDB", "mariadb-server")?, mariadb::create_database)
+            }
+            Self::Postgres => {
+                (or_not_installed(postgres::start(), "PostgreSQL", "postgresql")?, postgres::create_database)
+            }
         };
         let url = create(&server, "stampede")?;
         Ok((server, url))
@@ -38,13 +42,13 @@ impl PrivateDatabase {
 
 /// Starts a Redis, and returns it with its URL.
 pub fn start_redis() -> anyhow::Result<(Server, String)> {
-    let server = started(redis::start(), "Redis", "redis-server")?;
+    let server = or_not_installed(redis::start(), "Redis", "redis-server")?;
     let url = redis::url(server.port());
     Ok((server, url))
 }
 
 /// Names a server that is not installed, with the command that installs it.
-fn started(server: std::io::Result<Server>, name: &str, package: &str) -> anyhow::Result<Server> {
+fn or_not_installed(server: std::io::Result<Server>, name: &str, package: &str) -> anyhow::Result<Server> {
     server.map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
             anyhow!("{name} is not installed; on Debian and Ubuntu: sudo apt-get install {package}")

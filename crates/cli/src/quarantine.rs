@@ -24,17 +24,17 @@ enum Command {
     /// List the orders in quarantine, newest first
     List(Access),
     /// Show one order and the error of the database
-    Show(One),
+    Show(OneOrder),
     /// Record the order, after the cause of the error is removed
     ///
     /// If the sale has no stock left, the order is rejected. If the database still rejects it, it stays in quarantine.
-    Retry(One),
+    Retry(OneOrder),
     /// Reject the order permanently and return its stock
-    Discard(One),
+    Discard(OneOrder),
 }
 
 #[derive(Debug, Args)]
-struct One {
+struct OneOrder {
     /// The id of the order
     #[arg(value_name = "ORDER")]
     id: OrderId,
@@ -63,9 +63,11 @@ impl Quarantine {
         runtime.block_on(async {
             match &self.command {
                 Command::List(access) => access.list().await,
-                Command::Show(One { id, access }) => access.show(&access.call(&format!("/{id}"), false).await?),
-                Command::Retry(One { id, access }) => access.show(&access.call(&format!("/{id}/retry"), true).await?),
-                Command::Discard(One { id, access }) => {
+                Command::Show(OneOrder { id, access }) => access.show(&access.call(&format!("/{id}"), false).await?),
+                Command::Retry(OneOrder { id, access }) => {
+                    access.show(&access.call(&format!("/{id}/retry"), true).await?)
+                }
+                Command::Discard(OneOrder { id, access }) => {
                     access.show(&access.call(&format!("/{id}/discard"), true).await?)
                 }
             }

@@ -77,7 +77,7 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let (trusted_proxies, cors_origins) = (settings.trusted_proxies()?, settings.cors_origins()?);
     let mut server = settings.server(certificate.as_ref())?;
     let addresses = std::iter::once(settings.listen).chain(admin_listen);
-    descriptors::fit(&mut server, descriptors::raise_limit(), addresses.clone().count());
+    descriptors::lower_connection_limits(&mut server, descriptors::raise_limit(), addresses.clone().count());
     if server.tls.is_none() && trusted_proxies.is_empty() {
         for address in addresses.filter(|address| !address.ip().is_loopback()) {
             tracing::warn!(

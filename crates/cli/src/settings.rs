@@ -407,7 +407,7 @@ impl Settings {
         Ok(self.tls_files()?.map(|(certificate, key)| Certificate::read(certificate, key)).transpose()?)
     }
 
-    /// Whether browsers are told to use HTTPS only: always with TLS.
+    /// Whether responses have the header that makes browsers use HTTPS only: always with TLS.
     pub fn hsts(&self) -> bool {
         self.http.hsts || !self.http.tls_certificate.is_empty()
     }

@@ -29,10 +29,10 @@ use tokio_rustls::TlsConnector;
 use crate::redact::SecretUrl;
 
 /// The number of codes that may wait for delivery; further requests fail.
-const QUEUE: usize = 1000;
+const MAX_QUEUED: usize = 1000;
 /// The number of concurrent deliveries.
 const CONCURRENCY: usize = 8;
-const ATTEMPTS: u32 = 4;
+const MAX_ATTEMPTS: u32 = 4;
 /// A code that has waited longer is dropped: its owner has requested another one.
 const MAX_AGE: Duration = Duration::from_secs(120);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -104,7 +104,7 @@ impl Webhook {
     /// Starts delivering. Must be called inside the runtime.
     pub fn start(url: &SecretUrl, secret: &str) -> anyhow::Result<Self> {
         let target = Arc::new(Target::parse(url.expose(), secret)?);
-        let (queue, waiting) = mpsc::channel::<Delivery>(QUEUE);
+        let (queue, waiting) = mpsc::channel::<Delivery>(MAX_QUEUED);
         let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
         for _ in 0..CONCURRENCY {
             let (target, waiting) = (target.clone(), waiting.clone());
@@ -142,14 +142,14 @@ impl Target {
     /// Tries a few times until the webhook accepts the code. After that the code is dropped: its owner can request another one.
     async fn deliver(&self, phone: &Phone, code: &str) {
         let body = serde_json::json!({ "phone": phone.as_str(), "code": code }).to_string();
-        for attempt in 1..=ATTEMPTS {
+        for attempt in 1..=MAX_ATTEMPTS {
             let error = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.post(&body)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => format!("{error:#}"),
                 Err(_) => "timed out".to_owned(),
             };
             tracing::warn!(%phone, attempt, error, "the webhook did not accept a login code");
-            if attempt < ATTEMPTS {
+            if attempt < MAX_ATTEMPTS {
                 tokio::time::sleep(Duration::from_millis(200) * 4u32.pow(attempt - 1)).await;
             }
         }

@@ -4,7 +4,7 @@
 //! - [`admission`]: the gate's answers
 //! - [`order`]: an order and its legal transitions
 //! - [`shop`]: shops and vouchers; [`user`]: users
-//! - [`ids`]: typed ids, and the id maker, which never repeats an id
+//! - [`ids`]: typed ids, and the id generator, which never repeats an id
 //! - [`money`], [`clock`]: cents and milliseconds
 //! - [`error`]: the stable codes that clients see
 //! - [`ports`]: the interfaces of gate, ledger, catalogue and accounts

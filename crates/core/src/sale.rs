@@ -79,8 +79,8 @@ pub struct Window {
     pub end: Timestamp,
 }
 
-/// Why nobody can buy at `now`, whatever the stock.
-pub fn closed(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refusal> {
+/// Why the sale is closed at `now`, whatever its stock; `None` if it is open.
+pub fn closed_reason(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refusal> {
     match status {
         SaleStatus::Draft => Some(Refusal::NoSuchSale),
         SaleStatus::Ended => Some(Refusal::Ended),
@@ -111,7 +111,7 @@ pub struct Sale {
     pub epoch: Epoch,
     pub phase: SalePhase,
     /// Rises with every edit: the gate takes an edit only if its version is higher.
-    pub ver: i64,
+    pub version: i64,
     /// How many orders were live and died. A process that sees it rise knows that its marks may be out of date, even if as many are sold
     /// as before.
     pub released: i64,
@@ -131,7 +131,7 @@ pub enum SaleState {
 impl SaleState {
     /// `None` for a sale that visitors do not see.
     pub fn of(status: SaleStatus, window: Window, now: Timestamp, remaining: u32) -> Option<Self> {
-        match closed(status, window, now) {
+        match closed_reason(status, window, now) {
             Some(Refusal::NoSuchSale) => None,
             Some(Refusal::NotStarted) => Some(Self::NotStarted),
             Some(Refusal::Paused) => Some(Self::Paused),
@@ -151,14 +151,14 @@ mod tests {
     fn the_window_is_half_open() {
         let at = Timestamp::from_ms;
         let window = Window { begin: at(10), end: at(20) };
-        let on = |ms| closed(SaleStatus::OnSale, window, at(ms));
+        let on = |ms| closed_reason(SaleStatus::OnSale, window, at(ms));
         assert_eq!(on(9), Some(Refusal::NotStarted));
         assert_eq!(on(10), None);
         assert_eq!(on(19), None);
         assert_eq!(on(20), Some(Refusal::Ended));
-        assert_eq!(closed(SaleStatus::Paused, window, at(15)), Some(Refusal::Paused));
-        assert_eq!(closed(SaleStatus::Paused, window, at(20)), Some(Refusal::Ended));
-        assert_eq!(closed(SaleStatus::Draft, window, at(15)), Some(Refusal::NoSuchSale));
+        assert_eq!(closed_reason(SaleStatus::Paused, window, at(15)), Some(Refusal::Paused));
+        assert_eq!(closed_reason(SaleStatus::Paused, window, at(20)), Some(Refusal::Ended));
+        assert_eq!(closed_reason(SaleStatus::Draft, window, at(15)), Some(Refusal::NoSuchSale));
     }
 
     #[test]

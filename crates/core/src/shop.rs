@@ -154,8 +154,8 @@ fn check_money(into: &mut Vec<Invalid>, member: &'static str, cents: i64) -> Mon
     })
 }
 
-/// The checks' last step: nothing wrong, or all that is wrong.
-fn all_good(faults: Vec<Invalid>) -> Result<(), Vec<Invalid>> {
+/// `Err` with all faults, if there are any.
+fn into_result(faults: Vec<Invalid>) -> Result<(), Vec<Invalid>> {
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
@@ -172,7 +172,7 @@ impl NewShop {
         let mut faults = Vec::new();
         check_text(&mut faults, "name", &self.name, 1, 128);
         check_text(&mut faults, "address", &self.address, 0, 255);
-        all_good(faults)
+        into_result(faults)
     }
 }
 
@@ -184,7 +184,7 @@ impl NewVoucher {
         check_text(&mut faults, "rules", &self.rules, 0, 1024);
         let price = check_money(&mut faults, "price_cents", self.price_cents);
         let worth = check_money(&mut faults, "worth_cents", self.worth_cents);
-        all_good(faults)?;
+        into_result(faults)?;
         let Self { shop_id: shop, kind, title, subtitle, rules, .. } = self;
         Ok(Voucher { id, shop, kind, title, subtitle, rules, price, worth, on_shelf: true })
     }
@@ -211,7 +211,7 @@ impl NewSale {
         if !matches!(self.status, SaleStatus::Draft | SaleStatus::OnSale) {
             faults.push(Invalid::new("status", "a new sale is draft or on_sale"));
         }
-        all_good(faults)
+        into_result(faults)
     }
 }
 

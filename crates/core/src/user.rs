@@ -13,16 +13,16 @@ pub struct Phone(String);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a phone number: expected 11 digits that start with 13 to 19")]
-pub struct NotAPhone;
+pub struct InvalidPhone;
 
 impl Phone {
-    pub fn parse(text: &str) -> Result<Self, NotAPhone> {
+    pub fn parse(text: &str) -> Result<Self, InvalidPhone> {
         let digits = text.as_bytes();
         let good = digits.len() == 11
             && digits.iter().all(u8::is_ascii_digit)
             && digits[0] == b'1'
             && (b'3'..=b'9').contains(&digits[1]);
-        if good { Ok(Self(text.to_owned())) } else { Err(NotAPhone) }
+        if good { Ok(Self(text.to_owned())) } else { Err(InvalidPhone) }
     }
 
     pub fn as_str(&self) -> &str {
@@ -31,8 +31,8 @@ impl Phone {
 }
 
 impl TryFrom<String> for Phone {
-    type Error = NotAPhone;
-    fn try_from(text: String) -> Result<Self, NotAPhone> {
+    type Error = InvalidPhone;
+    fn try_from(text: String) -> Result<Self, InvalidPhone> {
         Self::parse(&text)
     }
 }
@@ -74,7 +74,7 @@ mod tests {
         for bad in
             ["", "1380013800", "138001380000", "12800138000", "23800138000", "1380013800x", "１３８００１３８０００"]
         {
-            assert_eq!(Phone::parse(bad), Err(NotAPhone), "{bad:?}");
+            assert_eq!(Phone::parse(bad), Err(InvalidPhone), "{bad:?}");
         }
         let phone = Phone::parse("13800138000").unwrap();
         assert_eq!(format!("{phone} {phone:?}"), "138****8000 138****8000");

@@ -55,7 +55,7 @@ const CONFIG: Config = Config {
     },
 };
 
-/// People in no order, as they come.
+/// Users in random order.
 const FILL: &str = "
     INSERT INTO shop VALUES (1, 1, 'x', 'x', 'y');
     INSERT INTO voucher VALUES (1, 1, 'flash_sale', 't', '', '', 100, 200, 1);

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use stampede_core::Code;
 use stampede_core::ports::AuditRow;
 
-pub use changes::{Change, RecordOutcome};
+pub use changes::{Auditable, Change};
 pub use log::{AuditOutcome, AuditRecord};
 
 use crate::engine::Engine;
@@ -58,45 +58,46 @@ impl Action {
 pub struct Outcome<T> {
     pub value: T,
     word: &'static str,
-    made: Option<String>,
+    /// The name of what was created.
+    created: Option<String>,
     changes: Vec<Change>,
 }
 
 impl<T> Outcome<T> {
     /// Done, with these changes.
     pub const fn done(value: T, changes: Vec<Change>) -> Self {
-        Self { value, word: "done", made: None, changes }
+        Self { value, word: "done", created: None, changes }
     }
 
     /// Everything was already as requested.
     pub const fn unchanged(value: T) -> Self {
-        Self { value, word: "unchanged", made: None, changes: Vec::new() }
+        Self { value, word: "unchanged", created: None, changes: Vec::new() }
     }
 
-    /// `made` was created.
-    pub fn made(value: T, made: &impl RecordOutcome) -> Self {
+    /// `target` was created.
+    pub fn created(value: T, target: &impl Auditable) -> Self {
         let new = |(field, to): (&str, Value)| Change::new(field, Value::Null, to);
-        let changes = made.fields().into_iter().map(new).collect();
-        Self { value, word: "done", made: Some(made.name()), changes }
+        let changes = target.fields().into_iter().map(new).collect();
+        Self { value, word: "done", created: Some(target.name()), changes }
     }
 
     /// `before` has become `after`.
-    pub fn edited<R: RecordOutcome>(value: T, before: &R, after: &R) -> Self {
+    pub fn edited<R: Auditable>(value: T, before: &R, after: &R) -> Self {
         let pairs = before.fields().into_iter().zip(after.fields()).filter(|((_, from), (_, to))| from != to);
         let changes: Vec<_> = pairs.map(|((field, from), (_, to))| Change::new(field, from, to)).collect();
         if changes.is_empty() { Self::unchanged(value) } else { Self::done(value, changes) }
     }
 
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Outcome<U> {
-        let Self { value, word, made, changes } = self;
-        Outcome { value: change(value), word, made, changes }
+        let Self { value, word, created, changes } = self;
+        Outcome { value: change(value), word, created, changes }
     }
 }
 
 /// The detail of the row with an outcome.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Effect {
+struct OutcomeDetail {
     changes: Vec<Change>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -135,14 +136,16 @@ impl Engine {
         };
         self.stores.ledger.audit(&asked).await?;
         let done = work.await;
-        let (word, made, effect) = match &done {
-            Ok(done) => (done.word, done.made.clone(), Effect { changes: done.changes.clone(), error: None }),
-            Err(error) => (error.code().as_str(), None, Effect { changes: Vec::new(), error: Some(explain(error)) }),
+        let (word, created, detail) = match &done {
+            Ok(done) => (done.word, done.created.clone(), OutcomeDetail { changes: done.changes.clone(), error: None }),
+            Err(error) => {
+                (error.code().as_str(), None, OutcomeDetail { changes: Vec::new(), error: Some(explain(error)) })
+            }
         };
         let at = self.clock.now();
         let noting = async {
-            let (id, target) = (self.ids.next()?, made.unwrap_or_else(|| asked.target.clone()));
-            let detail = serde_json::to_string(&effect).map_err(|_| Error::Plain(Code::Internal))?;
+            let (id, target) = (self.ids.next()?, created.unwrap_or_else(|| asked.target.clone()));
+            let detail = serde_json::to_string(&detail).map_err(|_| Error::Plain(Code::Internal))?;
             let row = AuditRow { id, at, target, outcome: word.to_owned(), detail, ..asked.clone() };
             Ok::<_, Error>(self.stores.ledger.audit(&row).await?)
         };
@@ -156,7 +159,7 @@ impl Engine {
                 target,
                 request_id,
                 outcome = word,
-                ?effect,
+                ?detail,
                 error = describe(&error),
                 "the audit log lacks the outcome of an action"
             );

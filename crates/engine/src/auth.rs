@@ -193,7 +193,7 @@ impl Auth {
     }
 
     /// Every session is read from the ledger again when it is next used.
-    pub(crate) fn forget_all(&self) {
+    pub(crate) fn invalidate_all(&self) {
         self.sessions.retain(|_| false);
     }
 
@@ -228,7 +228,7 @@ impl Auth {
     }
 
     /// Moves the expiry, and has it written once it has moved by a thirtieth of the session's life.
-    fn slide(&self, id: SessionId, known: &CachedSession, now: Timestamp) {
+    fn extend_expiry(&self, id: SessionId, known: &CachedSession, now: Timestamp) {
         let expires_at = self.expiry(known.created_at, now);
         known.expires_at_ms.fetch_max(expires_at.ms(), Ordering::Relaxed);
         let written_ms = known.written_ms.load(Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl Engine {
         if known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() {
             return Err(refused);
         }
-        auth.slide(id, &known, now);
+        auth.extend_expiry(id, &known, now);
         Ok(user)
     }
 
@@ -320,7 +320,7 @@ impl Engine {
         let (auth, now) = (&self.auth, self.auth.clock.now());
         let Some(known) = auth.cached(proven.session) else { return false };
         if !known.ended && known.expires_at_ms.load(Ordering::Relaxed) > now.ms() {
-            auth.slide(proven.session, &known, now);
+            auth.extend_expiry(proven.session, &known, now);
         }
         true
     }
@@ -348,7 +348,7 @@ impl Engine {
     pub async fn end_session(&self, user: UserId, id: SessionId) -> Result<(), Error> {
         // The ledger first: a session removed from the cache alone would be loaded again.
         let ended = self.auth.accounts.end_session(user, id).await;
-        let ended = self.or_forget_all(ended)?;
+        let ended = self.invalidate_all_on_error(ended)?;
         if ended || self.auth.sessions.get(id).is_some_and(|known| known.user == user) {
             self.auth.end_everywhere(&[id], user).await?;
         }
@@ -358,7 +358,7 @@ impl Engine {
     /// Ends all sessions of the user, at once.
     pub async fn end_sessions(&self, user: UserId) -> Result<Outcome<()>, Error> {
         let ended = self.auth.accounts.end_sessions(user).await;
-        let ended = self.or_forget_all(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
+        let ended = self.invalidate_all_on_error(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
         self.auth.end_everywhere(&ended, user).await?;
         Ok(Outcome::done((), vec![Change::new("sessions", ended.len(), 0)]))
     }
@@ -366,7 +366,7 @@ impl Engine {
     /// A disabled account has no sessions and cannot log in.
     pub async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Outcome<Account>, Error> {
         let done = self.auth.accounts.set_disabled(user, disabled).await;
-        let Disabled { was, ended } = self.or_forget_all(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
+        let Disabled { was, ended } = self.invalidate_all_on_error(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
         self.auth.end_everywhere(&ended, user).await?;
         let account = self.account(user).await?;
         if was == disabled {
@@ -376,9 +376,9 @@ impl Engine {
     }
 
     /// If the ledger did not answer, sessions may have ended there, so none may stay cached here.
-    fn or_forget_all<T>(&self, ended: Result<T, LedgerError>) -> Result<T, Error> {
+    fn invalidate_all_on_error<T>(&self, ended: Result<T, LedgerError>) -> Result<T, Error> {
         ended.map_err(|error| {
-            self.auth.forget_all();
+            self.auth.invalidate_all();
             error.into()
         })
     }

@@ -1,4 +1,4 @@
-//! The natural batcher: takes **everything that waits**, makes one call, distributes the answers, and repeats.
+//! Batches requests without a timer: takes **everything that waits**, makes one call, distributes the answers, and repeats.
 //!
 //! There is no timer and no artificial delay: with one caller a batch is one request, and under load the batches grow.
 //! Guarantees, whatever the backend does:

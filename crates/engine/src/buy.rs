@@ -7,7 +7,7 @@ use stampede_core::{Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, 
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::recording::CommitOutcome;
-use crate::retention::is_long_over;
+use crate::retention::is_past_retention;
 use crate::tier::AdmitOutcome;
 
 /// How a request to buy was granted.
@@ -49,7 +49,7 @@ const MAX_ATTEMPTS: u32 = 3;
 
 enum Attempt {
     Bought(Bought),
-    /// What was in the way is gone.
+    /// The obstacle has been removed.
     Again,
 }
 
@@ -142,7 +142,7 @@ impl Engine {
     async fn resolve_refusal(&self, sale: SaleId, user: UserId, refusal: Refusal) -> Result<Attempt, Error> {
         let refusal = match refusal {
             Refusal::NoSuchSale => match self.any_sale(sale) {
-                Ok(view) if view.state.is_some() && is_long_over(&view.sale, self.clock.now()) => Refusal::Ended,
+                Ok(view) if view.state.is_some() && is_past_retention(&view.sale, self.clock.now()) => Refusal::Ended,
                 Ok(_) => return Err(Error::Refused(refusal)),
                 // Another process may have created it a moment ago.
                 Err(_) if self.find_in_ledger(sale).await?.is_some() => return Ok(Attempt::Again),

@@ -37,7 +37,7 @@ pub struct CacheConfig {
     pub refresh_after: Duration,
     /// How long the absence of a row is cached.
     pub empty_ttl: Duration,
-    /// How long a process uses a value that another one may have changed, if it is not told.
+    /// How long a process uses a value that another one may have changed, if the message about the change is lost.
     pub local_ttl: Duration,
     /// The fraction by which these times are randomly shortened.
     pub jitter: f64,

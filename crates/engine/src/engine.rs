@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::RngExt as _;
-use stampede_core::ids::{Lease, NotAnId, Snowflake};
+use stampede_core::ids::{InvalidId, Lease, Snowflake};
 use stampede_core::ports::{ClaimOutcome, LedgerError, ScheduledWork, Stores};
 use stampede_core::{Clock, Code, OrderId, SaleId, UserId};
 use stampede_limit::Counters;
@@ -26,7 +26,7 @@ use crate::workers;
 
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// How long a buyer waits for an answer before being told that the outcome is not known yet.
+    /// How long a buyer waits for an answer before the response is `outcome_unknown`.
     pub answer_timeout: Duration,
     pub tier: TierConfig,
     pub ids: IdConfig,
@@ -116,7 +116,7 @@ impl Engine {
         let key = stores.accounts.secret("session_key", &rand::rng().random::<[u8; 32]>()).await?;
         let key: [u8; 32] = key.try_into().map_err(|key: Vec<u8>| StartError::Key(key.len()))?;
         let Services { limit_counters, cache_sharing, locks } =
-            tier::services(&config.tier, &config.cache, ledger.as_ref()).await?;
+            tier::connect_services(&config.tier, &config.cache, ledger.as_ref()).await?;
         let (mut auth, used_sessions) =
             Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender, &limit_counters);
 
@@ -203,7 +203,7 @@ impl Engine {
     }
 
     /// The id of anything but an order.
-    pub(crate) fn next_id<T>(&self, of: impl FnOnce(i64) -> Result<T, NotAnId>) -> Result<T, Error> {
+    pub(crate) fn next_id<T>(&self, of: impl FnOnce(i64) -> Result<T, InvalidId>) -> Result<T, Error> {
         of(self.ids.next()?).map_err(|_| Error::Plain(Code::Internal))
     }
 

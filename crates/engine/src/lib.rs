@@ -3,7 +3,7 @@
 //! - [`Engine`] (`engine`): starts a tier, holds its parts, shuts down
 //! - `buy`: a request to buy, from the guard of its buyer to the answer
 //! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/shared`: gate in Redis
-//! - `batcher`: the natural batcher; `recording`: records a batch until the outcome of each order is known
+//! - `batcher`: batches requests, without a timer; `recording`: records a batch until the outcome of each order is known
 //! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `sale_index`, `catalogue_cache`: what they read
 //! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code

@@ -11,14 +11,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use metrics::counter;
 use rand::RngExt as _;
-use stampede_core::ports::{Challenge, ChallengeId, LogInOutcome, Session, SessionId, WhichChallenge};
+use stampede_core::ports::{Challenge, ChallengeId, ChallengeSelector, LogInOutcome, Session, SessionId};
 use stampede_core::{Code, LONG_CODES_AFTER, Phone, Timestamp, User, UserId};
 use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::proof_of_work::{Puzzle, Solution};
-use crate::send_budget::counted_as;
+use crate::send_budget::budget_address;
 
 const DIGITS: u32 = 6;
 const LONG_DIGITS: u32 = 10;
@@ -26,7 +26,7 @@ const LONG_DIGITS: u32 = 10;
 const MAX_LIVE: usize = 20;
 /// A refused login is answered at a multiple of this time, so that its duration does not reveal whether there was a code to
 /// compare with.
-const REFUSED_AFTER: Duration = Duration::from_millis(100);
+const REFUSAL_TIME_UNIT: Duration = Duration::from_millis(100);
 
 /// Sends login codes to phones.
 #[async_trait]
@@ -70,7 +70,7 @@ impl Engine {
         }
         auth.proof_of_work.check(&auth.token_signer, phone, solution, auth.clock.now())?;
         auth.budgets.take(phone, address).await.map_err(|wait| Error::Limited { wait })?;
-        let sent = self.send_challenge(phone, counted_as(address)).await;
+        let sent = self.send_challenge(phone, budget_address(address)).await;
         if sent.is_err() {
             auth.budgets.undo(phone, address);
         }
@@ -104,17 +104,17 @@ impl Engine {
         address: IpAddr,
     ) -> Result<LoggedIn, Error> {
         let started = Instant::now();
-        let which = challenge.map_or(WhichChallenge::NewestFrom(counted_as(address)), WhichChallenge::Id);
+        let which = challenge.map_or(ChallengeSelector::NewestFrom(budget_address(address)), ChallengeSelector::Id);
         let done = self.use_code(phone, code, which).await;
         if matches!(done, Err(Error::Plain(Code::WrongCode))) {
-            let steps = started.elapsed().as_millis() / REFUSED_AFTER.as_millis() + 1;
+            let steps = started.elapsed().as_millis() / REFUSAL_TIME_UNIT.as_millis() + 1;
             let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-            tokio::time::sleep_until(started + REFUSED_AFTER.saturating_mul(steps)).await;
+            tokio::time::sleep_until(started + REFUSAL_TIME_UNIT.saturating_mul(steps)).await;
         }
         done
     }
 
-    async fn use_code(&self, phone: Phone, code: &str, which: WhichChallenge) -> Result<LoggedIn, Error> {
+    async fn use_code(&self, phone: Phone, code: &str, which: ChallengeSelector) -> Result<LoggedIn, Error> {
         let auth = &self.auth;
         let (now, config) = (auth.clock.now(), &auth.config);
         // The try is counted before anything is compared.
@@ -135,7 +135,7 @@ impl Engine {
             LogInOutcome::Disabled => return Err(Error::Plain(Code::AccountDisabled)),
         };
         auth.budgets.used(&newcomer.phone, challenge.address);
-        // If the other nodes cannot be told that the oldest sessions have ended, they are told later; the login is in the ledger.
+        // If the end of the oldest sessions cannot be published to the other nodes, it is published later; the login is in the ledger.
         let _ = auth.end_everywhere(&ended, user.id).await;
         auth.share_new(&[Session { id, user: user.id, created_at: now, expires_at }], now).await;
         Ok(LoggedIn { token: auth.token_signer.token(id, user.id), user, expires_at })

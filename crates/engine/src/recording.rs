@@ -261,7 +261,7 @@ impl Recording {
         }
     }
 
-    /// Logs the orders that are undecided at shutdown. No buyer was told that they have one of these.
+    /// Logs the orders that are undecided at shutdown. None of them was confirmed to its buyer.
     pub(crate) fn report_undecided(&self) {
         for suspect in self.suspects().values() {
             tracing::error!(sale = %self.sale, order = %suspect.pending.admitted.order, error = suspect.error, "an order could not be recorded before shutdown");

@@ -8,6 +8,6 @@ use stampede_core::{Sale, Timestamp};
 pub(crate) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Whether the sale ended so long ago that its marks are no longer in the gate.
-pub(crate) fn is_long_over(sale: &Sale, now: Timestamp) -> bool {
+pub(crate) fn is_past_retention(sale: &Sale, now: Timestamp) -> bool {
     sale.window.end.plus(RETENTION) <= now
 }

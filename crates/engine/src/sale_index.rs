@@ -19,7 +19,7 @@ impl SaleIndex {
     /// Inserts the sale, unless a newer version of it is there.
     pub(crate) fn put(&self, sale: Sale) {
         let mut sales = self.sales.write();
-        let newer = sales.get(&sale.id).is_none_or(|held| held.ver <= sale.ver);
+        let newer = sales.get(&sale.id).is_none_or(|held| held.version <= sale.version);
         if newer {
             sales.insert(sale.id, Arc::new(sale));
         }

@@ -8,7 +8,7 @@ use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, Sa
 use crate::audit::Outcome;
 use crate::engine::Engine;
 use crate::error::{Error, describe};
-use crate::retention::is_long_over;
+use crate::retention::is_past_retention;
 
 /// A sale and what remains of it now.
 #[derive(Debug, Clone)]
@@ -157,7 +157,7 @@ impl Engine {
         // The ledger has the edit, so after a failure of the gate the outcome is not known. Repeating the request applies it.
         match self.tier.gate().edit(&sale).await {
             // A sale that is long over is no longer in the gate.
-            Err(GateError::NotOpen) if is_long_over(&sale, self.clock.now()) => {}
+            Err(GateError::NotOpen) if is_past_retention(&sale, self.clock.now()) => {}
             edited => drop(edited.map_err(|_| Error::OutcomeUnknown)?),
         }
         self.sale_index.put(sale.clone());

@@ -13,7 +13,7 @@ pub(crate) struct Schedule {
 
 /// The permission to work now.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct WorkPermit {
     work: ScheduledWork,
     guard: Option<Guard>,
 }
@@ -26,12 +26,12 @@ impl Schedule {
         Ok(Self { work, lock })
     }
 
-    /// The turn of this node; `None` if another node has it, or Redis cannot be asked.
-    pub(crate) async fn begin(&self) -> Option<Turn> {
+    /// The permit of this node; `None` if another node has it, or Redis cannot be asked.
+    pub(crate) async fn begin(&self) -> Option<WorkPermit> {
         let work = self.work;
-        let Some(lock) = &self.lock else { return Some(Turn { work, guard: None }) };
+        let Some(lock) = &self.lock else { return Some(WorkPermit { work, guard: None }) };
         match lock.try_lock().await {
-            Ok(guard) => Some(Turn { work, guard: Some(guard) }),
+            Ok(guard) => Some(WorkPermit { work, guard: Some(guard) }),
             Err(Error::NotAcquired { .. }) => None,
             Err(error) => {
                 tracing::warn!(work = work.as_str(), %error, "scheduled work waits for its lock");
@@ -41,7 +41,7 @@ impl Schedule {
     }
 }
 
-impl Turn {
+impl WorkPermit {
     pub(crate) fn fence(&self) -> Option<Fence> {
         let token = self.guard.as_ref()?.fencing_token()?;
         Some(Fence { work: self.work, token })
@@ -56,7 +56,7 @@ impl Turn {
     }
 
     /// Says that another node has taken over.
-    pub(crate) fn superseded(&self) {
+    pub(crate) fn warn_superseded(&self) {
         tracing::warn!(work = self.work.as_str(), "scheduled work was refused: another node has taken over");
     }
 }

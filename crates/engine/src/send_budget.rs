@@ -44,7 +44,7 @@ impl SendBudgets {
 }
 
 /// The address that budgets and challenges are counted by.
-pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
+pub(crate) fn budget_address(address: IpAddr) -> IpAddr {
     network(address, 64)
 }
 
@@ -155,7 +155,7 @@ impl SendLimiter {
             (&self.phone, whole),
             (&self.phone_day, share),
             (&self.phone_day, whole),
-            (&self.address, Key::Network(counted_as(address))),
+            (&self.address, Key::Network(budget_address(address))),
         ];
         if address.to_canonical().is_ipv6() {
             budgets.push((&self.ipv6_56, Key::Network(network(address, 56))));

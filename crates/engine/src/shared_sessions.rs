@@ -50,7 +50,7 @@ pub(crate) struct SharedSessions {
 }
 
 /// What Redis holds about a session.
-enum Copy {
+enum StoredSession {
     Open(Session),
     Ended,
     Missing,
@@ -110,9 +110,9 @@ impl SharedSessions {
         // One key for the whole look-up: see above.
         let key = self.key(id);
         match self.get(&key, id).await {
-            Ok(Copy::Open(session)) if session.expires_at > now => return Ok(Some(session)),
-            Ok(Copy::Ended) => return Ok(None),
-            Ok(Copy::Open(_) | Copy::Missing) => {}
+            Ok(StoredSession::Open(session)) if session.expires_at > now => return Ok(Some(session)),
+            Ok(StoredSession::Ended) => return Ok(None),
+            Ok(StoredSession::Open(_) | StoredSession::Missing) => {}
             Err(error) => tracing::debug!(%error, "cannot read a session from Redis; asking the ledger"),
         }
         let Some(session) = accounts.session(id, now).await? else { return Ok(None) };
@@ -126,7 +126,7 @@ impl SharedSessions {
         }
     }
 
-    async fn get(&self, key: &str, id: SessionId) -> Result<Copy, CommandError> {
+    async fn get(&self, key: &str, id: SessionId) -> Result<StoredSession, CommandError> {
         let command = |name: &'static str| {
             let mut command = redis::cmd(name);
             command.arg(key);
@@ -136,14 +136,14 @@ impl SharedSessions {
         let value = read::<Option<String>>(value?)?;
         let expires_ms = read::<i64>(expires_ms?)?;
         Ok(match value.as_deref() {
-            None => Copy::Missing,
-            Some(ENDED) => Copy::Ended,
+            None => StoredSession::Missing,
+            Some(ENDED) => StoredSession::Ended,
             Some(value) => match parse(value) {
                 // It has expired between the two commands if it has no expiry.
                 Some((user, created_at)) if expires_ms > 0 => {
-                    Copy::Open(Session { id, user, created_at, expires_at: Timestamp::from_ms(expires_ms) })
+                    StoredSession::Open(Session { id, user, created_at, expires_at: Timestamp::from_ms(expires_ms) })
                 }
-                _ => Copy::Missing,
+                _ => StoredSession::Missing,
             },
         })
     }

@@ -13,13 +13,13 @@ use stampede_core::admission::mark_digest;
 use stampede_core::failpoint;
 use stampede_core::ports::gate::{AdmitRequest, Release};
 use stampede_core::ports::{Decision, Gate, GateError, LoadedSale, Snapshot};
-use stampede_core::sale::closed;
+use stampede_core::sale::closed_reason;
 use stampede_core::{Admission, Epoch, Money, OrderId, Refusal, Sale, SaleId, SaleStatus, Timestamp, UserId, Window};
 
 #[derive(Debug)]
 struct State {
     epoch: Epoch,
-    ver: i64,
+    version: i64,
     status: SaleStatus,
     window: Window,
     price: Money,
@@ -63,7 +63,7 @@ impl State {
 
     fn snapshot(&self) -> Snapshot {
         Snapshot {
-            ver: self.ver,
+            version: self.version,
             status: self.status,
             window: self.window,
             cap: self.cap(),
@@ -78,7 +78,7 @@ impl State {
         if failpoint::planted("skip-duplicate") {
             self.marks.remove(&user);
         }
-        let (full, shut) = (self.marks() >= self.cap, closed(self.status, self.window, now));
+        let (full, shut) = (self.marks() >= self.cap, closed_reason(self.status, self.window, now));
         match self.marks.entry(user) {
             // A buyer who holds a mark gets its order id whatever state the sale is in, except that a draft is not shown.
             Entry::Occupied(mark) if shut != Some(Refusal::NoSuchSale) => {
@@ -152,8 +152,8 @@ impl MemoryGate {
     /// Applies a newer version of the sale's settings. The cap is never set below the number of marks. Returns the resulting cap.
     pub fn edit(&self, sale: &Sale) -> Option<u32> {
         self.with(sale.id, |state| {
-            if sale.ver > state.ver {
-                state.ver = sale.ver;
+            if sale.version > state.version {
+                state.version = sale.version;
                 state.status = sale.status;
                 state.window = sale.window;
                 state.cap = sale.cap.max(state.marks());
@@ -170,7 +170,7 @@ impl MemoryGate {
             marks.into_iter().map(|(user, order)| (user, Mark { order, settled: true })).collect();
         let state = State {
             epoch: sale.epoch,
-            ver: sale.ver,
+            version: sale.version,
             status: sale.status,
             window: sale.window,
             price: sale.price,
@@ -206,8 +206,8 @@ impl MemoryGate {
             state.epoch = sale.epoch;
             state.generation += 1;
             // An edit may have been applied since the read.
-            if sale.ver >= state.ver {
-                state.ver = sale.ver;
+            if sale.version >= state.version {
+                state.version = sale.version;
                 state.status = sale.status;
                 state.window = sale.window;
                 state.cap = sale.cap;

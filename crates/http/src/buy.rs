@@ -94,17 +94,17 @@ async fn try_buy<B>(
 async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr) -> Result<UserId, Error> {
     let limited = |wait| Error::Limited { wait };
     // Before the token is read, so that attempts with wrong tokens are limited too.
-    let by_address = app.limits.buy_per_address.count_here(rate_limit_key(client)).map_err(limited)?;
+    let by_address = app.limits.buy_per_address.count_local(rate_limit_key(client)).map_err(limited)?;
     let proven = match prove(headers, app) {
         Ok(proven) => proven,
         Err(error) => {
-            by_address.count_everywhere().await.map_err(limited)?;
+            by_address.count_shared().await.map_err(limited)?;
             return Err(error);
         }
     };
     // An attempt that this node refuses because of its user counts against the address on this node only.
-    let by_user = app.limits.buy_per_user.count_here(proven.user).map_err(limited)?;
-    by_address.count_everywhere_with(by_user).await.map_err(limited)?;
+    let by_user = app.limits.buy_per_user.count_local(proven.user).map_err(limited)?;
+    by_address.count_shared_with(by_user).await.map_err(limited)?;
     app.engine.authenticate(proven).await
 }
 
@@ -158,18 +158,23 @@ pub(crate) struct BuyMetrics {
     refused: Vec<OnceLock<Counter>>,
 }
 
-fn answers(answer: &'static str) -> Counter {
+fn answer_counter(answer: &'static str) -> Counter {
     counter!("stampede_buy_answers_total", "answer" => answer)
 }
 
 impl BuyMetrics {
     pub(crate) fn new() -> Self {
         let refusal = |code: &Code| match code.refuses_buying() {
-            true => OnceLock::from(answers(code.as_str())),
+            true => OnceLock::from(answer_counter(code.as_str())),
             false => OnceLock::new(),
         };
         let refused = Code::ALL.iter().map(refusal).collect();
-        Self { created: answers("created"), accepted: answers("accepted"), already: answers("already"), refused }
+        Self {
+            created: answer_counter("created"),
+            accepted: answer_counter("accepted"),
+            already: answer_counter("already"),
+            refused,
+        }
     }
 
     fn count(&self, bought: Result<&Bought, &Error>) {
@@ -179,7 +184,7 @@ impl BuyMetrics {
             Ok(Bought::Already(_)) => self.already.increment(1),
             Err(error) => {
                 let code = error.code();
-                self.refused[code as usize].get_or_init(|| answers(code.as_str())).increment(1);
+                self.refused[code as usize].get_or_init(|| answer_counter(code.as_str())).increment(1);
             }
         }
     }

@@ -183,7 +183,7 @@ impl OpenConnections {
         }
     }
 
-    /// Removes a connection that was told to close.
+    /// Removes a connection that was evicted.
     fn remove_evicted(&mut self, evicted: Option<&Connection>) -> bool {
         if let Some(evicted) = evicted {
             self.remove(evicted);

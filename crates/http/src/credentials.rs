@@ -50,7 +50,7 @@ impl AdminToken {
         if token.len() < MIN_CHARS || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(InvalidAdminToken::Short);
         }
-        if estimated_bits(token.as_bytes()) < MIN_BITS || repeats(token.as_bytes()) {
+        if estimated_bits(token.as_bytes()) < MIN_BITS || is_repetition(token.as_bytes()) {
             return Err(InvalidAdminToken::Weak);
         }
         Ok(Self { name, role, token })
@@ -91,7 +91,7 @@ fn entropy(values: impl Iterator<Item = u8>) -> f64 {
 }
 
 /// Whether a text is a repetition of a shorter one.
-fn repeats(text: &[u8]) -> bool {
+fn is_repetition(text: &[u8]) -> bool {
     (1..=text.len() / 2).any(|period| text.iter().zip(&text[period..]).all(|(one, other)| one == other))
 }
 

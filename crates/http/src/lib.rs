@@ -6,7 +6,7 @@
 //! - `buy`: buying, on the fast path and through the router
 //! - [`app`]: what the handlers share; `extract`: bodies, ids, query strings, callers and their limits; `pagination`
 //! - [`problem`]: refusals as `application/problem+json` with a stable code, in English and Chinese
-//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `security_log`: who was refused
+//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `security_log`: logins and denied access
 //! - `metrics`: request counts and durations; `log_throttle`: limits on log lines
 //! - one file per resource: `login`, `sales`, `shops`, `orders`, `operations` (with `readiness`), `page`, `load_test`; `admin`: what
 //!   administrators do

@@ -22,7 +22,7 @@ use crate::{admin, buy, load_test, login, openapi, operations, orders, page, sal
 type Route = UtoipaMethodRouter<Arc<App>>;
 
 /// The routes that are called by the router alone.
-fn routed(surface: Surface, load_test: bool) -> Vec<Route> {
+fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
     let mut routes = vec![routes!(operations::healthz), routes!(operations::readyz)];
     if surface != Surface::Admin {
         routes.extend([
@@ -82,7 +82,7 @@ fn routed(surface: Surface, load_test: bool) -> Vec<Route> {
 }
 
 /// The routes that the service also calls past the router, on the fast path. They have their own timeouts and metrics.
-fn on_fast_path(surface: Surface, load_test: bool) -> Vec<Route> {
+fn fast_path_routes(surface: Surface, load_test: bool) -> Vec<Route> {
     let mut routes = Vec::new();
     if surface != Surface::Admin {
         routes.push(routes!(buy::buy));
@@ -99,18 +99,18 @@ fn collect(routes: impl IntoIterator<Item = Route>) -> OpenApiRouter<Arc<App>> {
 
 /// The documentation of every route, as the handlers declare it.
 pub(crate) fn declared() -> OpenApi {
-    collect(routed(Surface::Both, true).into_iter().chain(on_fast_path(Surface::Both, true))).into_openapi()
+    collect(router_routes(Surface::Both, true).into_iter().chain(fast_path_routes(Surface::Both, true))).into_openapi()
 }
 
 /// What a listener serves, with the OpenAPI document of it.
 pub(crate) fn build(app: Arc<App>, surface: Surface) -> Router {
     let (load_test, answer_timeout) = (app.config.allow_load_test, app.config.answer_timeout);
-    let routed = routed(surface, load_test).into_iter().map(|route| {
+    let routed = router_routes(surface, load_test).into_iter().map(|route| {
         let path = route.1.paths.keys().next().cloned().unwrap_or_default();
         let bounded: Route = route.layer(from_fn_with_state(answer_timeout, with_timeout));
         bounded.layer(TimedLayer::new(path))
     });
-    let (router, api) = collect(routed.chain(on_fast_path(surface, load_test))).split_for_parts();
+    let (router, api) = collect(routed.chain(fast_path_routes(surface, load_test))).split_for_parts();
     let mut router = router.merge(openapi::pages(&openapi::complete(api), app.clone()));
     if surface != Surface::Admin {
         router = router

@@ -42,8 +42,8 @@ pub(crate) struct SaleResponse {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<SaleStatus>,
     /// Only for administrators.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ver: Option<i64>,
+    #[serde(rename = "ver", skip_serializing_if = "Option::is_none")]
+    version: Option<i64>,
     /// Only for administrators.
     #[serde(skip_serializing_if = "Option::is_none")]
     epoch: Option<i64>,
@@ -65,7 +65,7 @@ impl SaleResponse {
             remaining: *remaining,
             server_time,
             status: None,
-            ver: None,
+            version: None,
             epoch: None,
         }
     }
@@ -73,8 +73,8 @@ impl SaleResponse {
     /// With the members that only administrators see.
     pub(crate) fn for_admin(view: &SaleView) -> Self {
         let sale = &view.sale;
-        let (status, ver, epoch) = (Some(sale.status), Some(sale.ver), Some(sale.epoch.0));
-        Self { status, ver, epoch, ..Self::new(view, None) }
+        let (status, version, epoch) = (Some(sale.status), Some(sale.version), Some(sale.epoch.0));
+        Self { status, version, epoch, ..Self::new(view, None) }
     }
 }
 

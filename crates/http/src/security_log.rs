@@ -1,4 +1,5 @@
-//! Log lines about logins and refused requests, with the client's address. Each kind of line has its own limit.
+//! Log lines about logins and requests whose access was denied (401 and 403), with the client's address. Each kind of line has its own
+//! limit. Refusals such as `sold_out` are not logged here.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -13,8 +14,8 @@ use crate::log_throttle::LogThrottle;
 const LINES_PER_WINDOW: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Whether this status means that the caller is not authenticated or not authorized.
-pub(crate) fn is_refusal(status: StatusCode) -> bool {
+/// Whether the caller is not authenticated (401) or not authorized (403).
+pub(crate) fn is_access_denied(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
@@ -45,7 +46,7 @@ impl AdminRefusal {
 pub(crate) struct SecurityLog {
     /// In the order of [`AdminRefusal::ALL`].
     administrators: [LogThrottle; 4],
-    buyers: LogThrottle,
+    denied: LogThrottle,
     logins: LogThrottle,
     refused_logins: LogThrottle,
 }
@@ -55,7 +56,7 @@ impl SecurityLog {
         let throttle = |kind| LogThrottle::new(kind, LINES_PER_WINDOW, WINDOW);
         Self {
             administrators: AdminRefusal::ALL.map(|reason| throttle(reason.as_str())),
-            buyers: throttle("buyer refused"),
+            denied: throttle("access denied"),
             logins: throttle("logged in"),
             refused_logins: throttle("login refused"),
         }
@@ -69,9 +70,9 @@ impl SecurityLog {
         }
     }
 
-    /// The method and the path are in the span of the request.
-    pub(crate) fn buyer_refused(&self, address: IpAddr, status: StatusCode) {
-        if self.buyers.allows() {
+    /// A request of a buyer or visitor. The method and the path are in the span of the request.
+    pub(crate) fn access_denied(&self, address: IpAddr, status: StatusCode) {
+        if self.denied.allows() {
             tracing::info!(%address, status = status.as_u16(), "a request was refused");
         }
     }

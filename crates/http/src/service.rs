@@ -119,12 +119,12 @@ impl HttpService {
             _ => self.route(request, client, id).await,
         };
         // Refused administrators are logged with their reason where they are authenticated.
-        if !is_admin_path && security_log::is_refusal(response.status()) {
+        if !is_admin_path && security_log::is_access_denied(response.status()) {
             let span = match fast_path {
                 Some(FastPath::Buy(sale)) => buy::error_span(id, Some(sale)),
                 _ => Span::current(),
             };
-            span.in_scope(|| self.app.security_log.buyer_refused(client, response.status()));
+            span.in_scope(|| self.app.security_log.access_denied(client, response.status()));
         }
         response
     }

@@ -42,7 +42,7 @@ impl Dialect {
     }
 
     /// The end of an INSERT that replaces the row with the same `key`.
-    pub(crate) fn or_replace(self, key: &str, columns: &[&str]) -> String {
+    pub(crate) fn on_conflict_update(self, key: &str, columns: &[&str]) -> String {
         let set = |new: &dyn Fn(&str) -> String| {
             columns.iter().map(|column| format!("{column} = {}", new(column))).collect::<Vec<_>>().join(", ")
         };
@@ -56,7 +56,7 @@ impl Dialect {
 
     /// The end of an INSERT that keeps an existing row with the same `key` (one column or several). Never `INSERT IGNORE`: that stores wrong
     /// values instead of failing. On MySQL the row count does not show whether a row was inserted.
-    pub(crate) fn or_leave(self, key: &str) -> String {
+    pub(crate) fn on_conflict_do_nothing(self, key: &str) -> String {
         match self {
             Self::Sqlite | Self::Postgres => format!(" ON CONFLICT ({key}) DO NOTHING"),
             Self::MySql => {
@@ -119,7 +119,7 @@ pub(crate) enum SqliteTx {
 impl SqliteTx {
     pub(crate) fn connection(&mut self) -> sqlx::Result<&mut SqliteConnection> {
         match self {
-            Self::Write(turn) => turn.connection(),
+            Self::Write(guard) => guard.connection(),
             Self::Read(tx) => Ok(&mut **tx),
         }
     }
@@ -175,7 +175,7 @@ macro_rules! args {
 }
 pub(crate) use args;
 
-macro_rules! bound {
+macro_rules! bind_args {
     ($sql:expr, $args:expr) => {{
         let mut query = sqlx::query(AssertSqlSafe($sql));
         for arg in $args {
@@ -255,16 +255,19 @@ impl Pool {
     pub(crate) async fn execute(&self, sql: &str, args: &[Arg<'_>]) -> Result<()> {
         let done = match self {
             Self::Sqlite { writer, .. } => match writer.lock().await {
-                Ok(mut turn) => {
+                Ok(mut guard) => {
                     let done =
-                        with_timeout(async { bound!(sql.to_owned(), args).execute(turn.connection()?).await }).await;
-                    done.map(|_| turn.done())
+                        with_timeout(async { bind_args!(sql.to_owned(), args).execute(guard.connection()?).await })
+                            .await;
+                    done.map(|_| guard.done())
                 }
                 Err(error) => Err(error),
             },
-            Self::MySql { writer, .. } => with_timeout(bound!(sql.to_owned(), args).execute(writer)).await.map(|_| ()),
+            Self::MySql { writer, .. } => {
+                with_timeout(bind_args!(sql.to_owned(), args).execute(writer)).await.map(|_| ())
+            }
             Self::Postgres { writer, .. } => {
-                with_timeout(bound!(to_pg_placeholders(sql), args).execute(writer)).await.map(|_| ())
+                with_timeout(bind_args!(to_pg_placeholders(sql), args).execute(writer)).await.map(|_| ())
             }
         };
         done.map_err(errors::classify_autocommit)
@@ -273,13 +276,15 @@ impl Pool {
     pub(crate) async fn rows(&self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
         let rows = match self {
             Self::Sqlite { readers, .. } => {
-                with_timeout(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::Sqlite))
+                with_timeout(bind_args!(sql.to_owned(), args).fetch_all(readers)).await.map(wrap_rows(Row::Sqlite))
             }
             Self::MySql { readers, .. } => {
-                with_timeout(bound!(sql.to_owned(), args).fetch_all(readers)).await.map(many(Row::MySql))
+                with_timeout(bind_args!(sql.to_owned(), args).fetch_all(readers)).await.map(wrap_rows(Row::MySql))
             }
             Self::Postgres { readers, .. } => {
-                with_timeout(bound!(to_pg_placeholders(sql), args).fetch_all(readers)).await.map(many(Row::Postgres))
+                with_timeout(bind_args!(to_pg_placeholders(sql), args).fetch_all(readers))
+                    .await
+                    .map(wrap_rows(Row::Postgres))
             }
         };
         rows.map_err(failed)
@@ -312,12 +317,12 @@ impl Pool {
 }
 
 async fn begin_immediate(writer: &Writer) -> sqlx::Result<SqliteTx> {
-    let mut turn = writer.lock().await?;
-    with_timeout(async { turn.connection()?.execute("BEGIN IMMEDIATE").await }).await?;
-    Ok(SqliteTx::Write(turn))
+    let mut guard = writer.lock().await?;
+    with_timeout(async { guard.connection()?.execute("BEGIN IMMEDIATE").await }).await?;
+    Ok(SqliteTx::Write(guard))
 }
 
-fn many<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
+fn wrap_rows<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
     move |rows| rows.into_iter().map(wrap).collect()
 }
 
@@ -325,13 +330,15 @@ impl Tx {
     /// Returns the number of affected rows.
     pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
         let done = match self {
-            Self::Sqlite(tx) => with_timeout(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await })
-                .await
-                .map(|done| done.rows_affected()),
-            Self::MySql(tx) => {
-                with_timeout(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
+            Self::Sqlite(tx) => {
+                with_timeout(async { bind_args!(sql.to_owned(), args).execute(tx.connection()?).await })
+                    .await
+                    .map(|done| done.rows_affected())
             }
-            Self::Postgres(tx) => with_timeout(bound!(to_pg_placeholders(sql), args).execute(&mut **tx))
+            Self::MySql(tx) => {
+                with_timeout(bind_args!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
+            }
+            Self::Postgres(tx) => with_timeout(bind_args!(to_pg_placeholders(sql), args).execute(&mut **tx))
                 .await
                 .map(|done| done.rows_affected()),
         };
@@ -342,11 +349,13 @@ impl Tx {
     pub(crate) async fn insert_new(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<bool> {
         let done = match self {
             Self::Sqlite(tx) => {
-                with_timeout(async { bound!(sql.to_owned(), args).execute(tx.connection()?).await }).await.map(|_| ())
+                with_timeout(async { bind_args!(sql.to_owned(), args).execute(tx.connection()?).await })
+                    .await
+                    .map(|_| ())
             }
-            Self::MySql(tx) => with_timeout(bound!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
+            Self::MySql(tx) => with_timeout(bind_args!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
             Self::Postgres(tx) => {
-                with_timeout(bound!(to_pg_placeholders(sql), args).execute(&mut **tx)).await.map(|_| ())
+                with_timeout(bind_args!(to_pg_placeholders(sql), args).execute(&mut **tx)).await.map(|_| ())
             }
         };
         match done {
@@ -358,15 +367,17 @@ impl Tx {
 
     pub(crate) async fn rows(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
         let rows = match self {
-            Self::Sqlite(tx) => with_timeout(async { bound!(sql.to_owned(), args).fetch_all(tx.connection()?).await })
-                .await
-                .map(many(Row::Sqlite)),
+            Self::Sqlite(tx) => {
+                with_timeout(async { bind_args!(sql.to_owned(), args).fetch_all(tx.connection()?).await })
+                    .await
+                    .map(wrap_rows(Row::Sqlite))
+            }
             Self::MySql(tx) => {
-                with_timeout(bound!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(many(Row::MySql))
+                with_timeout(bind_args!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(wrap_rows(Row::MySql))
             }
-            Self::Postgres(tx) => {
-                with_timeout(bound!(to_pg_placeholders(sql), args).fetch_all(&mut **tx)).await.map(many(Row::Postgres))
-            }
+            Self::Postgres(tx) => with_timeout(bind_args!(to_pg_placeholders(sql), args).fetch_all(&mut **tx))
+                .await
+                .map(wrap_rows(Row::Postgres)),
         };
         rows.map_err(failed)
     }
@@ -394,10 +405,10 @@ impl Tx {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
         let rows = match self {
             Self::Sqlite(tx) => {
-                with_timeout(async { sql.fetch_all(tx.connection()?).await }).await.map(many(Row::Sqlite))
+                with_timeout(async { sql.fetch_all(tx.connection()?).await }).await.map(wrap_rows(Row::Sqlite))
             }
-            Self::MySql(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(many(Row::MySql)),
-            Self::Postgres(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(many(Row::Postgres)),
+            Self::MySql(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(wrap_rows(Row::MySql)),
+            Self::Postgres(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(wrap_rows(Row::Postgres)),
         };
         rows.map_err(failed)
     }
@@ -406,7 +417,7 @@ impl Tx {
     pub(crate) async fn pairs(&mut self, sql: &str, args: &[Arg<'_>], into: &mut Vec<(i64, i64)>) -> Result<()> {
         macro_rules! read {
             ($connection:expr, $sql:expr) => {{
-                let mut rows = bound!($sql, args).fetch($connection);
+                let mut rows = bind_args!($sql, args).fetch($connection);
                 while let Some(row) = with_timeout(rows.try_next()).await.map_err(failed)? {
                     into.push((row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?));
                 }
@@ -422,7 +433,7 @@ impl Tx {
 
     pub(crate) async fn commit(self) -> Result<()> {
         let done = match self {
-            Self::Sqlite(SqliteTx::Write(turn)) => turn.end("COMMIT").await,
+            Self::Sqlite(SqliteTx::Write(guard)) => guard.end("COMMIT").await,
             Self::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.commit()).await,
             Self::MySql(tx) => with_timeout(tx.commit()).await,
             Self::Postgres(tx) => with_timeout(tx.commit()).await,
@@ -433,7 +444,7 @@ impl Tx {
     /// Explicit, because MariaDB rolls back only the last statement on a lock timeout.
     pub(crate) async fn roll_back(self) -> Result<()> {
         let done = match self {
-            Self::Sqlite(SqliteTx::Write(turn)) => turn.end("ROLLBACK").await,
+            Self::Sqlite(SqliteTx::Write(guard)) => guard.end("ROLLBACK").await,
             Self::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.rollback()).await,
             Self::MySql(tx) => with_timeout(tx.rollback()).await,
             Self::Postgres(tx) => with_timeout(tx.rollback()).await,

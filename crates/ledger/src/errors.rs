@@ -12,7 +12,7 @@ use sqlx::sqlite::SqliteError;
 use stampede_core::ports::LedgerError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
+enum ErrorClass {
     /// A conflict with another transaction.
     Conflict,
     /// It ends by itself, or after an operator has acted.
@@ -21,8 +21,8 @@ enum Meaning {
     Poison,
 }
 
-impl Meaning {
-    fn of(self, error: Box<dyn Error + Send + Sync>) -> LedgerError {
+impl ErrorClass {
+    fn with(self, error: Box<dyn Error + Send + Sync>) -> LedgerError {
         match self {
             Self::Conflict => LedgerError::Conflict(error),
             Self::Outage => LedgerError::Unavailable(error),
@@ -33,7 +33,7 @@ impl Meaning {
 
 /// A statement inside a transaction failed, so nothing was done.
 pub(crate) fn failed(error: sqlx::Error) -> LedgerError {
-    meaning(&error).of(error.into())
+    classify(&error).with(error.into())
 }
 
 /// A transaction could not begin. The cause is never the data of an order: a changed password, for example, is not poison.
@@ -50,8 +50,8 @@ fn no_poison(error: LedgerError) -> LedgerError {
 
 /// The same for the rusqlite connection.
 pub(crate) fn sqlite_failed(error: rusqlite::Error) -> LedgerError {
-    let meaning = error.sqlite_error().map_or(Meaning::Outage, |failure| meaning_of_sqlite(failure.extended_code));
-    meaning.of(error.into())
+    let class = error.sqlite_error().map_or(ErrorClass::Outage, |failure| classify_sqlite(failure.extended_code));
+    class.with(error.into())
 }
 
 pub(crate) fn sqlite_not_begun(error: rusqlite::Error) -> LedgerError {
@@ -59,7 +59,7 @@ pub(crate) fn sqlite_not_begun(error: rusqlite::Error) -> LedgerError {
 }
 
 /// Whether a row with the same key exists.
-pub(crate) fn is_taken(error: &rusqlite::Error) -> bool {
+pub(crate) fn is_duplicate_key(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|failure| is_duplicate_in_sqlite(failure.extended_code))
 }
 
@@ -70,20 +70,20 @@ fn is_duplicate_in_sqlite(code: i32) -> bool {
 
 /// A statement with autocommit failed: if the connection failed, it may have been executed.
 pub(crate) fn classify_autocommit(error: sqlx::Error) -> LedgerError {
-    match (&error, meaning(&error)) {
+    match (&error, classify(&error)) {
         (sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Database(_), _) => failed(error),
-        (_, Meaning::Outage) => LedgerError::Unknown(error.into()),
+        (_, ErrorClass::Outage) => LedgerError::Unknown(error.into()),
         _ => failed(error),
     }
 }
 
-fn meaning(error: &sqlx::Error) -> Meaning {
+fn classify(error: &sqlx::Error) -> ErrorClass {
     use sqlx::Error as E;
     match error {
-        E::Database(error) => meaning_of_code(error.as_ref()),
+        E::Database(error) => classify_code(error.as_ref()),
         // A value cannot be encoded, or a row cannot be decoded.
-        E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } => Meaning::Poison,
-        _ => Meaning::Outage,
+        E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } => ErrorClass::Poison,
+        _ => ErrorClass::Outage,
     }
 }
 
@@ -91,45 +91,45 @@ fn meaning(error: &sqlx::Error) -> Meaning {
 /// for the character set, failed check.
 const MYSQL_DATA_ERRORS: [u16; 4] = [1265, 1364, 1366, 3819];
 
-fn meaning_of_code(error: &dyn DatabaseError) -> Meaning {
+fn classify_code(error: &dyn DatabaseError) -> ErrorClass {
     if error.is_unique_violation() {
         // A retry reads under the lock of the sale which order has the key.
-        return Meaning::Conflict;
+        return ErrorClass::Conflict;
     }
     let code = error.code().unwrap_or_default();
     if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
         return match error.number() {
             // Lock wait timeout, deadlock, record has changed.
-            1205 | 1213 | 1020 => Meaning::Conflict,
-            number if MYSQL_DATA_ERRORS.contains(&number) => Meaning::Poison,
-            _ => meaning_of_class(&code),
+            1205 | 1213 | 1020 => ErrorClass::Conflict,
+            number if MYSQL_DATA_ERRORS.contains(&number) => ErrorClass::Poison,
+            _ => classify_sqlstate(&code),
         };
     }
     if error.try_downcast_ref::<PgDatabaseError>().is_some() {
         return match code.as_ref() {
             // Serialization failure, deadlock, lock not available.
-            "40001" | "40P01" | "55P03" => Meaning::Conflict,
-            code => meaning_of_class(code),
+            "40001" | "40P01" | "55P03" => ErrorClass::Conflict,
+            code => classify_sqlstate(code),
         };
     }
     debug_assert!(error.try_downcast_ref::<SqliteError>().is_some(), "an unknown database");
-    code.parse().map_or(Meaning::Outage, meaning_of_sqlite)
+    code.parse().map_or(ErrorClass::Outage, classify_sqlite)
 }
 
 /// By SQLSTATE: 22 is a data exception, 23 a violated constraint.
-fn meaning_of_class(code: &str) -> Meaning {
-    if code.starts_with("22") || code.starts_with("23") { Meaning::Poison } else { Meaning::Outage }
+fn classify_sqlstate(code: &str) -> ErrorClass {
+    if code.starts_with("22") || code.starts_with("23") { ErrorClass::Poison } else { ErrorClass::Outage }
 }
 
-fn meaning_of_sqlite(code: i32) -> Meaning {
+fn classify_sqlite(code: i32) -> ErrorClass {
     // The low byte is the primary result code.
     match code & 0xff {
         // Busy, locked.
-        5 | 6 => Meaning::Conflict,
-        19 if is_duplicate_in_sqlite(code) => Meaning::Conflict,
+        5 | 6 => ErrorClass::Conflict,
+        19 if is_duplicate_in_sqlite(code) => ErrorClass::Conflict,
         // Too big, constraint, mismatch.
-        18..=20 => Meaning::Poison,
-        _ => Meaning::Outage,
+        18..=20 => ErrorClass::Poison,
+        _ => ErrorClass::Outage,
     }
 }
 
@@ -140,27 +140,27 @@ mod tests {
     #[test]
     fn only_errors_in_the_data_are_poison() {
         for (code, expected) in [
-            ("22001", Meaning::Poison),
-            ("23514", Meaning::Poison),
+            ("22001", ErrorClass::Poison),
+            ("23514", ErrorClass::Poison),
             // Permission denied, undefined table, too many connections, admin shutdown, a code that does not exist.
-            ("42501", Meaning::Outage),
-            ("42P01", Meaning::Outage),
-            ("53300", Meaning::Outage),
-            ("57P01", Meaning::Outage),
-            ("XYZZY", Meaning::Outage),
-            ("", Meaning::Outage),
+            ("42501", ErrorClass::Outage),
+            ("42P01", ErrorClass::Outage),
+            ("53300", ErrorClass::Outage),
+            ("57P01", ErrorClass::Outage),
+            ("XYZZY", ErrorClass::Outage),
+            ("", ErrorClass::Outage),
         ] {
-            assert_eq!(meaning_of_class(code), expected, "{code}");
+            assert_eq!(classify_sqlstate(code), expected, "{code}");
         }
         // Check, not null, foreign key, trigger; unique; busy snapshot; then error, permission, full, schema changed, misuse, not listed.
         for code in [275, 1299, 787, 1811, 18, 20] {
-            assert_eq!(meaning_of_sqlite(code), Meaning::Poison, "{code}");
+            assert_eq!(classify_sqlite(code), ErrorClass::Poison, "{code}");
         }
         for code in [2067, 1555, 2579, 5, 6, 517] {
-            assert_eq!(meaning_of_sqlite(code), Meaning::Conflict, "{code}");
+            assert_eq!(classify_sqlite(code), ErrorClass::Conflict, "{code}");
         }
         for code in [1, 3, 13, 17, 21, 99, 522] {
-            assert_eq!(meaning_of_sqlite(code), Meaning::Outage, "{code}");
+            assert_eq!(classify_sqlite(code), ErrorClass::Outage, "{code}");
         }
     }
 }

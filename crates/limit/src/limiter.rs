@@ -56,11 +56,11 @@ impl<K: Eq + Hash + Clone + Display> Limiter<K> {
     ///
     /// Not for limits that are undone (see [`check_all`]).
     pub async fn check(&self, key: K) -> Result<(), Duration> {
-        self.count_here(key)?.count_everywhere().await
+        self.count_local(key)?.count_shared().await
     }
 
     /// Counts a request in this process only, without waiting, as the first step of [`check`](Self::check).
-    pub fn count_here(&self, key: K) -> Result<Counted<'_, K>, Duration> {
+    pub fn count_local(&self, key: K) -> Result<Counted<'_, K>, Duration> {
         let is_counted = self.local.try_count(key.clone())?;
         // What this process has no memory for is let through, so that the number of keys in Redis is bounded too.
         let shared = self.shared.as_ref().filter(|_| is_counted);
@@ -97,26 +97,26 @@ pub struct Counted<'a, K> {
 
 impl<K: Eq + Hash + Clone + Display> Counted<'_, K> {
     /// Counts the request over all nodes. Does nothing if its limit holds in one process.
-    pub async fn count_everywhere(self) -> Result<(), Duration> {
+    pub async fn count_shared(self) -> Result<(), Duration> {
         let Some(shared) = self.shared else { return Ok(()) };
         let answer = shared.counters.check(Kind::Each, vec![self.key_limit(shared)]).await;
-        self.conclude(shared, 0, answer)
+        self.apply_answer(shared, 0, answer)
     }
 
     /// Counts the request over all nodes against this limit and then against another one, in one call of Redis. A request that the other
     /// limit refuses stays counted here.
-    pub async fn count_everywhere_with<L>(self, other: Counted<'_, L>) -> Result<(), Duration>
+    pub async fn count_shared_with<L>(self, other: Counted<'_, L>) -> Result<(), Duration>
     where
         L: Eq + Hash + Clone + Display,
     {
         let (Some(shared), Some(other_shared)) = (self.shared, other.shared) else {
-            self.count_everywhere().await?;
-            return other.count_everywhere().await;
+            self.count_shared().await?;
+            return other.count_shared().await;
         };
         let keys = vec![self.key_limit(shared), other.key_limit(other_shared)];
         let answer = shared.counters.check(Kind::Each, keys).await;
-        let here = self.conclude(shared, 0, answer);
-        let there = other.conclude(other_shared, 1, answer);
+        let here = self.apply_answer(shared, 0, answer);
+        let there = other.apply_answer(other_shared, 1, answer);
         here.and(there)
     }
 
@@ -125,7 +125,7 @@ impl<K: Eq + Hash + Clone + Display> Counted<'_, K> {
     }
 
     /// Brings the counts of this process in line with the answer, in which this limit has this place.
-    fn conclude(self, shared: &Shared, own_place: usize, answer: Option<Answer>) -> Result<(), Duration> {
+    fn apply_answer(self, shared: &Shared, own_place: usize, answer: Option<Answer>) -> Result<(), Duration> {
         match answer {
             Some(Answer::Granted) => Ok(()),
             Some(Answer::Refused { place, .. }) if place > own_place => Ok(()),

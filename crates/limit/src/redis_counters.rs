@@ -114,7 +114,7 @@ impl RedisCounters {
     }
 
     fn submit(&self, kind: Kind, keys: Vec<KeyLimit>) -> Option<oneshot::Receiver<Answer>> {
-        if !self.status.may_ask() {
+        if !self.status.may_call() {
             return None;
         }
         let (reply, answer) = oneshot::channel();
@@ -146,7 +146,7 @@ impl Status {
         u64::try_from((self.start.elapsed() + delay).as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn may_ask(&self) -> bool {
+    fn may_call(&self) -> bool {
         let until = self.paused_until_us.load(Ordering::Acquire);
         // After the pause a single check is sent; the exchange prolongs the pause for the others until it is answered.
         until == 0

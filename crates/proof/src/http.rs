@@ -67,11 +67,11 @@ impl Client {
     pub async fn connect(address: SocketAddr) -> Result<Self, Error> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        Self::over(stream).await
+        Self::from_stream(stream).await
     }
 
     /// Uses a connection that is already open, such as one with TLS.
-    pub async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Self, Error> {
+    pub async fn from_stream(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Self, Error> {
         let (requests, connection) = handshake(TokioIo::new(stream)).await?;
         // An error of the connection is reported by the request that it fails.
         tokio::spawn(connection);

@@ -351,7 +351,7 @@ impl System {
             epoch: Epoch(number(&sale, "epoch", &path)?),
             // The routes do not return it either, and no check uses it.
             phase: SalePhase::Open,
-            ver: number(&sale, "ver", &path)?,
+            version: number(&sale, "ver", &path)?,
             released: 0,
         };
         Ok(SaleRecords { sale, orders, quarantine: Vec::new(), pending_releases: Vec::new(), top_ups: Vec::new() })

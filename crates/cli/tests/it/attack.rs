@@ -30,7 +30,7 @@ async fn honest_stream(address: SocketAddr) -> TcpStream {
 }
 
 pub async fn honest(address: SocketAddr) -> Client {
-    Client::over(honest_stream(address).await).await.unwrap()
+    Client::from_stream(honest_stream(address).await).await.unwrap()
 }
 
 /// Opens a connection, sends a request, and reads the response to a complete one.

@@ -312,7 +312,7 @@ impl SteadyLoad {
     }
 }
 
-/// Orders are being recorded in every look, and there are no findings.
+/// Orders are being recorded in every pass, and there are no findings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_findings_under_steady_load() {
     let storage = temporary_storage();
@@ -349,7 +349,7 @@ async fn violation_is_found_under_steady_load() {
     let sale = shop.create_sale(1000).await;
     let buyers = shop.log_in(0, 24).await;
     let load = steady_load(&shop, buyers, sale);
-    // A check that finds nothing ends with its first look, so the bug must have had its effect before.
+    // A check that finds nothing ends with its first pass, so the bug must have had its effect before.
     let mut client = shop.client().await;
     until("the planted bug has changed the gate", async || {
         client.get(&format!("/admin/v1/sales/{sale}/gate"), TOKEN).await.unwrap().json()["cap"] != 1000

@@ -145,7 +145,7 @@ async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
         assert_eq!(client.get(path, "no-such-token").await.unwrap().status, 401);
     }
     let windows = started.elapsed().as_secs() / 10 + 2;
-    logged(&log, &["suppressed=", "buyer refused"]).await;
+    logged(&log, &["suppressed=", "access denied"]).await;
     let text = std::fs::read_to_string(&log).unwrap();
     let lines = text.lines().filter(|line| line.contains("a request was refused")).count() as u64;
     assert!((20..=20 * windows).contains(&lines), "{lines} lines in {:?}", started.elapsed());
@@ -206,7 +206,7 @@ async fn connect_tls(shop: &Shop, trusted: &[&CertificateDer<'static>]) -> (Cert
     let stream = TcpStream::connect(shop.address).await.unwrap();
     let stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
     let shown = stream.get_ref().1.peer_certificates().unwrap()[0].clone().into_owned();
-    (shown, Client::over(stream).await.unwrap())
+    (shown, Client::from_stream(stream).await.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

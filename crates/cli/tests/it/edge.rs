@@ -38,7 +38,7 @@ async fn tls_uses_the_configured_certificate() {
     let connector = TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth()));
     let stream = TcpStream::connect(shop.address).await.unwrap();
     let stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
-    let mut client = Client::over(stream).await.unwrap();
+    let mut client = Client::from_stream(stream).await.unwrap();
     let reply = client.get("/v1/sales", "").await.unwrap();
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("strict-transport-security"), "max-age=31536000");

@@ -83,7 +83,7 @@ fn any_value(rng: &mut StdRng, depth: u32) -> Value {
     }
 }
 
-struct Maker {
+struct RequestGenerator {
     rng: StdRng,
     /// The token of an open session.
     buyer: String,
@@ -94,7 +94,7 @@ struct Maker {
 /// The number of ids that a task keeps.
 const MAX_IDS: usize = 100;
 
-impl Maker {
+impl RequestGenerator {
     fn chance(&mut self, percent: u64) -> bool {
         self.rng.random_range(0..100) < percent
     }
@@ -256,10 +256,11 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
     let mut statuses = BTreeMap::new();
     let mut client = Client::connect(address).await.unwrap();
     let phone = format!("150{lane:08}");
-    let mut maker = Maker { rng: StdRng::seed_from_u64(seed), buyer: log_in(&mut client, &phone).await.token, ids };
+    let mut generator =
+        RequestGenerator { rng: StdRng::seed_from_u64(seed), buyer: log_in(&mut client, &phone).await.token, ids };
     while todo.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
-        let route = &ROUTES[maker.rng.random_range(0..ROUTES.len())];
-        let request = maker.request(route);
+        let route = &ROUTES[generator.rng.random_range(0..ROUTES.len())];
+        let request = generator.request(route);
         let shown = format!("seed {seed}: {request:?}");
         // If the server does not read the whole body, it closes the connection, possibly before the response is read.
         let length = request.body().size_hint().lower();
@@ -269,7 +270,7 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
                 assert!(reply.status.as_u16() < 500, "{shown}: {} {:?}", reply.status, reply.body);
                 *statuses.entry(reply.status.as_u16()).or_insert(0) += 1;
                 if reply.status == 201 {
-                    maker.add_id(reply.text("id"));
+                    generator.add_id(reply.text("id"));
                 }
                 let ended = reply.status == 204;
                 if unread || !reply.header("connection").is_empty() {
@@ -277,7 +278,7 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
                 }
                 if ended {
                     // The request may have ended this session.
-                    maker.buyer = log_in(&mut client, &phone).await.token;
+                    generator.buyer = log_in(&mut client, &phone).await.token;
                 }
             }
             Err(error) => {

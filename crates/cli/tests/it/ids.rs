@@ -70,7 +70,7 @@ async fn nodes_share_a_counter_in_redis(kind: Kind) {
 
 on_each_database!(servers: nodes_share_a_counter_in_redis);
 
-/// A shop that began with snowflakes goes on with ids from Redis. While Redis is away, it says so and sells nothing.
+/// A shop that began with snowflakes goes on with ids from Redis. While Redis is unavailable, it reports that and sells nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn solo_can_change_to_redis_and_waits_for_it() {
     let (storage, redis) = (temporary_storage(), redis::start_durable().unwrap());

@@ -20,7 +20,7 @@ const REQUEST_EVERY: Duration = Duration::from_secs(20);
 async fn client_from(from: [u8; 4], to: SocketAddr) -> Client {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((from, 0).into()).unwrap();
-    Client::over(socket.connect(to).await.unwrap()).await.unwrap()
+    Client::from_stream(socket.connect(to).await.unwrap()).await.unwrap()
 }
 
 /// Guesses with and without the newest challenge in turn, and requests codes, until it is dropped.

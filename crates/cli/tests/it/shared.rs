@@ -136,8 +136,8 @@ async fn three_nodes_sell_exactly_the_stock(kind: Kind) {
     }
 }
 
-/// One person tries on three nodes at once: one order, and every response names it.
-async fn one_person_gets_one_order(kind: Kind) {
+/// One user tries on three nodes at once: one order, and every response names it.
+async fn one_user_gets_one_order(kind: Kind) {
     let nodes = Nodes::start(kind, 3);
     let buyer = nodes.shops[0].log_in(0, 1).await.remove(0);
     for _ in 0..count(20, 2) {
@@ -276,7 +276,7 @@ fn entries(redis: &Server, pattern: &str) -> u64 {
     keys.lines().map(|key| redis::ask(redis.port(), &["xlen", key]).unwrap().trim().parse::<u64>().unwrap()).sum()
 }
 
-/// Edits, sales and cancellations of one node reach the others, and unknown sales reach nobody.
+/// Edits, sales and cancellations of one node reach the others, and requests for unknown sales do not reach Redis.
 async fn changes_reach_every_node(kind: Kind) {
     let nodes = Nodes::start(kind, 2);
     let [one, other] = &nodes.shops[..] else { unreachable!() };
@@ -300,7 +300,7 @@ async fn changes_reach_every_node(kind: Kind) {
     assert_eq!(cancelled.text("status"), "cancelled");
     assert_eq!(buy(other, &buyers[1]).await.status, 201, "the stock is returned at once");
 
-    // Views are told by pub/sub, well before the next poll.
+    // Views are updated by pub/sub, well before the next poll.
     assert_eq!(edit("pause").await.status, 200);
     let view = async |shop: &Shop| shop.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
     let delay = until("the other node shows the pause", async || view(other).await.text("state") == "paused").await;
@@ -525,7 +525,7 @@ async fn sessions_end_on_every_node_at_once(kind: Kind) {
         let ended = until("the session has ended", async || orders(&mut at_other, buyer).await == 401).await;
         assert!(ended < Duration::from_secs(1), "{ended:?}");
     }
-    // Without its copies everybody stays logged in.
+    // Without its copies all users stay logged in.
     redis::ask(redis.port(), &["flushall"]).unwrap();
     assert_eq!((orders(&mut at_one, &buyers[20]).await, orders(&mut at_other, &buyers[20]).await), (200, 200));
     assert_eq!(orders(&mut at_other, &buyers[0]).await, 401);
@@ -589,7 +589,7 @@ async fn demo_starts_and_stops_everything() {
 
 on_each_database!(
     servers: three_nodes_sell_exactly_the_stock,
-    one_person_gets_one_order,
+    one_user_gets_one_order,
     cancelled_orders_can_be_bought_again,
     survives_a_node_that_dies_after_the_admission,
     survives_a_node_that_dies_before_the_commit,

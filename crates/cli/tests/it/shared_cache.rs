@@ -7,7 +7,7 @@ use stampede_testkit::{count, redis, until};
 use crate::shared::Nodes;
 use crate::shop::{Kind, Shop, Storage, TOKEN};
 
-/// Two nodes, whose processes keep values for a minute unless they are told of a change.
+/// Two nodes, whose processes cache values for a minute unless a change is published.
 fn start(kind: Kind) -> Nodes {
     Nodes::start_with(kind, 2, |_, mut command| {
         command.env("STAMPEDE__CACHE__LOCAL_TTL_MS", "60000");

@@ -8,7 +8,7 @@ mod origin;
 mod snowflake;
 
 pub use origin::{IdKind, Origin};
-pub use snowflake::{IdMaker, Lease, LeaseEnded, MAX_WORKERS, Snowflake, WorkerId};
+pub use snowflake::{IdGenerator, Lease, LeaseEnded, MAX_WORKERS, Snowflake, WorkerId};
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,19 +20,19 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 /// A text that is not an id: not a whole number between 1 and 2^63 − 1, or not in its one spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an id: expected a whole number between 1 and 9223372036854775807")]
-pub struct NotAnId;
+pub struct InvalidId;
 
 fn schema() -> RefOr<Schema> {
     ObjectBuilder::new().schema_type(Type::String).pattern(Some("^[1-9][0-9]{0,18}$")).build().into()
 }
 
-fn parse(text: &str) -> Result<i64, NotAnId> {
+fn parse(text: &str) -> Result<i64, InvalidId> {
     // One spelling per id: no sign, no leading zero, so that equal ids are equal texts.
     let canonical = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
     if !canonical {
-        return Err(NotAnId);
+        return Err(InvalidId);
     }
-    text.parse().map_err(|_| NotAnId)
+    text.parse().map_err(|_| InvalidId)
 }
 
 macro_rules! id {
@@ -43,8 +43,8 @@ macro_rules! id {
 
         impl $name {
             /// The id with this number, which must be positive.
-            pub const fn new(number: i64) -> Result<Self, NotAnId> {
-                if number > 0 { Ok(Self(number)) } else { Err(NotAnId) }
+            pub const fn new(number: i64) -> Result<Self, InvalidId> {
+                if number > 0 { Ok(Self(number)) } else { Err(InvalidId) }
             }
 
             pub const fn get(self) -> i64 {
@@ -73,8 +73,8 @@ macro_rules! id {
         impl utoipa::ToSchema for $name {}
 
         impl FromStr for $name {
-            type Err = NotAnId;
-            fn from_str(text: &str) -> Result<Self, NotAnId> {
+            type Err = InvalidId;
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
                 parse(text).map(Self)
             }
         }
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn an_id_has_one_spelling() {
         for bad in ["", "0", "01", "+1", "-1", " 1", "1 ", "1.0", "0x1", "１", "9223372036854775808"] {
-            assert_eq!(bad.parse::<OrderId>(), Err(NotAnId), "{bad:?}");
+            assert_eq!(bad.parse::<OrderId>(), Err(InvalidId), "{bad:?}");
         }
         assert_eq!("9223372036854775807".parse::<OrderId>().map(OrderId::get), Ok(i64::MAX));
     }

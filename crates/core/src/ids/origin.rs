@@ -1,4 +1,4 @@
-//! Which maker an id comes from.
+//! Which generator an id comes from.
 
 use super::counter;
 use super::snowflake::{Snowflake, WorkerId};
@@ -35,7 +35,7 @@ impl Origin {
         if distance(counter) < distance(snowflake) {
             Self::Counter { at: counter }
         } else {
-            Self::Snowflake { at: snowflake, worker: Snowflake::maker(id) }
+            Self::Snowflake { at: snowflake, worker: Snowflake::worker_of(id) }
         }
     }
 
@@ -67,7 +67,7 @@ mod tests {
         ) {
             let about = Timestamp::from_ms(at + off);
             let snowflake = ((at - EPOCH_MS) << 22) | low;
-            let expected = Origin::Snowflake { at: Timestamp::from_ms(at), worker: Snowflake::maker(low) };
+            let expected = Origin::Snowflake { at: Timestamp::from_ms(at), worker: Snowflake::worker_of(low) };
             prop_assert_eq!(Origin::of(snowflake, about), expected);
             let second = (at - EPOCH_MS) / 1000;
             let expected = Origin::Counter { at: Timestamp::from_ms(second * 1000 + EPOCH_MS) };

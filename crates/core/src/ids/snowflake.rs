@@ -1,8 +1,8 @@
 //! Ids from a leased worker number: 41 bits of milliseconds since 2022-01-01 UTC, 10 bits of worker, 12 bits of sequence.
 //!
 //! Why an id never repeats: a [`Lease`] grants one worker number for a range of milliseconds in the lessor's clock, no two
-//! leases of a worker overlap, and a maker embeds only milliseconds inside its lease, in rising order. The node's own clock
-//! only chooses *where* inside the range; when it goes back, the maker continues from its last millisecond.
+//! leases of a worker overlap, and a generator embeds only milliseconds inside its lease, in rising order. The node's own clock
+//! only chooses *where* inside the range; when it goes back, the generator continues from its last millisecond.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ const LAST_SEQUENCE: i64 = (1 << SEQUENCE_BITS) - 1;
 /// Worker numbers are below this.
 pub const MAX_WORKERS: u16 = 1 << WORKER_BITS;
 
-/// Which of the 1,024 makers of ids this is.
+/// The number of an id generator, one of 1,024.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u16);
 
@@ -35,8 +35,8 @@ pub struct Lease {
 pub struct LeaseEnded;
 
 /// Makes ids that are unique across nodes and rise on each.
-pub trait IdMaker: Send + Sync + fmt::Debug {
-    /// A positive number that no maker has returned before, above all that this one has returned. Never waits.
+pub trait IdGenerator: Send + Sync + fmt::Debug {
+    /// A positive number that no generator has returned before, above all that this one has returned. Never waits.
     fn next(&self) -> Result<i64, LeaseEnded>;
 }
 
@@ -79,7 +79,7 @@ impl Snowflake {
     }
 
     /// The worker whose number an id carries.
-    pub const fn maker(id: i64) -> WorkerId {
+    pub const fn worker_of(id: i64) -> WorkerId {
         // Ten bits fit.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "masked to ten bits")]
         WorkerId(((id >> SEQUENCE_BITS) & (MAX_WORKERS as i64 - 1)) as u16)
@@ -95,7 +95,7 @@ impl Snowflake {
     }
 }
 
-impl IdMaker for Snowflake {
+impl IdGenerator for Snowflake {
     fn next(&self) -> Result<i64, LeaseEnded> {
         let now_ms = self.clock.now().ms();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn threads_never_share_an_id() {
-        let maker = Snowflake::new(Arc::new(crate::clock::SystemClock), lease(3, START_MS, i64::MAX));
+        let generator = Snowflake::new(Arc::new(crate::clock::SystemClock), lease(3, START_MS, i64::MAX));
         let batches: Vec<Vec<i64>> = std::thread::scope(|scope| {
             let threads: Vec<_> =
-                (0..8).map(|_| scope.spawn(|| (0..20_000).map(|_| maker.next().unwrap()).collect())).collect();
+                (0..8).map(|_| scope.spawn(|| (0..20_000).map(|_| generator.next().unwrap()).collect())).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         });
         let mut seen = HashSet::new();
@@ -149,16 +149,16 @@ mod tests {
     #[test]
     fn stays_inside_its_lease() {
         let clock = Arc::new(ManualClock::at(Timestamp::from_ms(START_MS)));
-        let maker = Snowflake::new(clock.clone(), lease(1, START_MS, START_MS + 2));
-        let ids: Vec<i64> = std::iter::from_fn(|| maker.next().ok()).collect();
+        let generator = Snowflake::new(clock.clone(), lease(1, START_MS, START_MS + 2));
+        let ids: Vec<i64> = std::iter::from_fn(|| generator.next().ok()).collect();
         assert_eq!(ids.len(), 2 * 4096, "two milliseconds hold just so many");
-        maker.grant(lease(1, START_MS, START_MS + 3));
-        assert!(maker.next().unwrap() > ids[ids.len() - 1]);
+        generator.grant(lease(1, START_MS, START_MS + 3));
+        assert!(generator.next().unwrap() > ids[ids.len() - 1]);
         clock.set(Timestamp::from_ms(START_MS + 1_000_000));
-        assert!(maker.next().unwrap() > ids[ids.len() - 1], "a clock far ahead does not stop it");
-        let rest = std::iter::from_fn(|| maker.next().ok()).count();
+        assert!(generator.next().unwrap() > ids[ids.len() - 1], "a clock far ahead does not stop it");
+        let rest = std::iter::from_fn(|| generator.next().ok()).count();
         assert_eq!(rest, 4096 - 2, "and does not lead it out of its lease");
-        assert_eq!(maker.next(), Err(LeaseEnded));
+        assert_eq!(generator.next(), Err(LeaseEnded));
     }
 
     #[derive(Debug, Clone)]
@@ -180,7 +180,7 @@ mod tests {
     }
 
     proptest! {
-        /// Over restarts, new workers and a clock that jumps an hour either way: unique, and rising on one maker.
+        /// Over restarts, new workers and a clock that jumps an hour either way: unique, and rising on one generator.
         #[test]
         fn never_repeats(steps in steps()) {
             const SPAN_MS: i64 = 60_000;
@@ -192,17 +192,17 @@ mod tests {
                 lease(worker, from, from + SPAN_MS)
             };
             let mut worker = 0;
-            let mut maker = Snowflake::new(clock.clone(), lessor(worker, 0, clock.now().ms()));
+            let mut generator = Snowflake::new(clock.clone(), lessor(worker, 0, clock.now().ms()));
             let (mut seen, mut last) = (HashSet::new(), 0);
             for step in steps {
                 match step {
                     Step::Make(n) => for _ in 0..n {
-                        let id = match maker.next() {
+                        let id = match generator.next() {
                             Ok(id) => id,
                             Err(LeaseEnded) => {
                                 worker = (worker + 1) % 64;
-                                maker.grant(lessor(worker, maker.unused_from().ms(), clock.now().ms()));
-                                match maker.next() { Ok(id) => id, Err(LeaseEnded) => break }
+                                generator.grant(lessor(worker, generator.unused_from().ms(), clock.now().ms()));
+                                match generator.next() { Ok(id) => id, Err(LeaseEnded) => break }
                             }
                         };
                         prop_assert!(id > last, "ids rise: {id} after {last}");
@@ -211,12 +211,12 @@ mod tests {
                     },
                     Step::ClockBy(ms) => clock.set(Timestamp::from_ms((clock.now().ms() + ms).max(START_MS))),
                     Step::Restart => {
-                        maker = Snowflake::new(clock.clone(), lessor(worker, 0, clock.now().ms()));
+                        generator = Snowflake::new(clock.clone(), lessor(worker, 0, clock.now().ms()));
                         last = 0;
                     }
                     Step::NewWorker => {
                         worker = (worker + 1) % 64;
-                        maker.grant(lessor(worker, maker.unused_from().ms(), clock.now().ms()));
+                        generator.grant(lessor(worker, generator.unused_from().ms(), clock.now().ms()));
                     }
                 }
             }

@@ -55,7 +55,7 @@ pub struct Challenge {
 
 /// Which challenge of a phone a code is meant for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhichChallenge {
+pub enum ChallengeSelector {
     Id(ChallengeId),
     /// The newest one that was requested from this address.
     NewestFrom(IpAddr),
@@ -109,7 +109,7 @@ pub trait Accounts: Send + Sync + fmt::Debug {
     async fn try_challenge(
         &self,
         phone: &Phone,
-        which: WhichChallenge,
+        which: ChallengeSelector,
         max_tries: u32,
         now: Timestamp,
     ) -> Result<Option<Challenge>>;

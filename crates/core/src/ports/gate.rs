@@ -68,7 +68,7 @@ pub struct Release {
 /// The state of one sale in the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshot {
-    pub ver: i64,
+    pub version: i64,
     pub status: SaleStatus,
     pub window: Window,
     pub cap: u32,

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 pub use accounts::{
-    Account, Accounts, Challenge, ChallengeId, Disabled, LogInOutcome, Session, SessionId, WhichChallenge,
+    Account, Accounts, Challenge, ChallengeId, ChallengeSelector, Disabled, LogInOutcome, Session, SessionId,
 };
 pub use audit::{AuditFilter, AuditLog, AuditRow};
 pub use catalogue::{Catalogue, ReplaceOutcome, ShopFilter, ShopPage};

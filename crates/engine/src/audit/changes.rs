@@ -8,7 +8,7 @@ use stampede_core::{Sale, Shop, Voucher};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
     pub field: String,
-    /// Null in what was made.
+    /// Null in what was created.
     pub from: Value,
     pub to: Value,
 }
@@ -19,15 +19,15 @@ impl Change {
     }
 }
 
-/// Something that administrators make and edit, under the names that the API gives to its fields.
-pub trait RecordOutcome {
+/// Something that administrators create and edit, under the names that the API gives to its fields.
+pub trait Auditable {
     /// Such as `sale 12`.
     fn name(&self) -> String;
     /// The same fields in the same order every time.
     fn fields(&self) -> Vec<(&'static str, Value)>;
 }
 
-impl RecordOutcome for Shop {
+impl Auditable for Shop {
     fn name(&self) -> String {
         format!("shop {}", self.id)
     }
@@ -42,7 +42,7 @@ impl RecordOutcome for Shop {
     }
 }
 
-impl RecordOutcome for Voucher {
+impl Auditable for Voucher {
     fn name(&self) -> String {
         format!("voucher {}", self.id)
     }
@@ -62,7 +62,7 @@ impl RecordOutcome for Voucher {
     }
 }
 
-impl RecordOutcome for Sale {
+impl Auditable for Sale {
     fn name(&self) -> String {
         format!("sale {}", self.id)
     }

@@ -4,7 +4,7 @@ use serde_json::Value;
 use stampede_core::Timestamp;
 use stampede_core::ports::{AuditFilter, AuditRow};
 
-use super::{Change, Effect};
+use super::{Change, OutcomeDetail};
 use crate::engine::Engine;
 use crate::error::Error;
 
@@ -28,8 +28,8 @@ pub struct AuditOutcome {
     pub at: Timestamp,
     /// `done`, `unchanged`, or the code of the refusal.
     pub word: String,
-    /// What was made, such as `sale 12`.
-    pub made: Option<String>,
+    /// What was created, such as `sale 12`.
+    pub created: Option<String>,
     pub changes: Vec<Change>,
     /// Why it was refused or failed.
     pub error: Option<String>,
@@ -44,11 +44,11 @@ impl AuditRecord {
     }
 
     fn end(&mut self, row: AuditRow) {
-        let effect =
-            serde_json::from_str(&row.detail).unwrap_or(Effect { error: Some(row.detail), ..Effect::default() });
-        let made = (row.target != self.target).then_some(row.target);
-        let Effect { changes, error } = effect;
-        self.outcome = Some(AuditOutcome { at: row.at, word: row.outcome, made, changes, error });
+        let detail = serde_json::from_str(&row.detail)
+            .unwrap_or(OutcomeDetail { error: Some(row.detail), ..OutcomeDetail::default() });
+        let created = (row.target != self.target).then_some(row.target);
+        let OutcomeDetail { changes, error } = detail;
+        self.outcome = Some(AuditOutcome { at: row.at, word: row.outcome, created, changes, error });
     }
 }
 

@@ -9,7 +9,7 @@ fn permits(n: usize) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(n))
 }
 
-/// Answers n with n + 1, and keeps a book of all that it was given.
+/// Answers n with n + 1, and records every batch.
 #[derive(Clone, Default)]
 struct Adder {
     seen: Arc<SyncMutex<Vec<Vec<u64>>>>,

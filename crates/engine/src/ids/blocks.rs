@@ -74,7 +74,7 @@ impl Blocks {
     }
 
     /// How many numbers of a series are left.
-    pub(super) fn left(&self, series: Series) -> u32 {
+    pub(super) fn remaining(&self, series: Series) -> u32 {
         let state = self.0.lock();
         state.blocks.iter().filter(|block| block.series == series).map(|block| block.left).sum()
     }

@@ -12,7 +12,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stampede_core::ids::{IdKind, IdMaker, Snowflake};
+use stampede_core::ids::{IdGenerator, IdKind, Snowflake};
 use stampede_core::ports::{Ledger, LedgerError};
 use stampede_redis::Client;
 use tokio::task::JoinSet;
@@ -42,13 +42,13 @@ impl IdConfig {
     }
 }
 
-/// The makers of a node's ids.
+/// The generators of a node's ids.
 #[derive(Debug)]
 pub(crate) struct Ids {
     /// Holds the worker number, which tells the nodes apart whichever way ids are made.
     pub(crate) worker: Arc<Snowflake>,
-    orders: Arc<dyn IdMaker>,
-    others: Arc<dyn IdMaker>,
+    orders: Arc<dyn IdGenerator>,
+    others: Arc<dyn IdGenerator>,
     counters: Vec<Arc<RedisCounter>>,
 }
 

@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use redis::{FromRedisValue as _, RedisError};
 use stampede_core::Timestamp;
 use stampede_core::ids::counter::{DAY_S, EPOCH_S, MAX_AGE};
-use stampede_core::ids::{IdMaker, LeaseEnded};
+use stampede_core::ids::{IdGenerator, LeaseEnded};
 use stampede_core::{Clock as _, SystemClock};
 use stampede_redis::{Backoff, Client, CommandError, Script};
 use tokio::sync::{Notify, watch};
@@ -50,7 +50,7 @@ pub(super) const GRANT: &str = include_str!("lua/grant.lua");
 /// Numbers that are fetched at once.
 const BLOCK: u32 = 8192;
 /// The next block is fetched when fewer numbers are left.
-const LOW: u32 = BLOCK / 2;
+const LOW_WATER_MARK: u32 = BLOCK / 2;
 /// The counter of the next day is begun this long before midnight, so that its first second need not be awaited.
 const PREPARE_S: i64 = 30;
 /// How often the day may turn out to be another one before the answer counts as unusable.
@@ -69,7 +69,7 @@ pub(super) struct RedisCounter {
 }
 
 impl RedisCounter {
-    /// Returns the maker, and the task that fetches for it.
+    /// Returns the generator, and the task that fetches for it.
     pub(super) fn new(client: Arc<Client>, key_prefix: String) -> (Arc<Self>, impl Future<Output = ()> + use<>) {
         let (sender, usable) = watch::channel(false);
         let fetcher = Fetcher::new(client, Script::new(GRANT), key_prefix, sender);
@@ -95,10 +95,10 @@ impl RedisCounter {
     }
 }
 
-impl IdMaker for RedisCounter {
+impl IdGenerator for RedisCounter {
     fn next(&self) -> Result<i64, LeaseEnded> {
         let (id, left) = self.blocks.next(Instant::now())?;
-        if left < LOW {
+        if left < LOW_WATER_MARK {
             self.low.notify_one();
         }
         Ok(id)
@@ -202,7 +202,7 @@ impl Fetcher {
             let until = Instant::now() + MAX_AGE;
             let granted = self.ask(self.day, wanted).await?;
             if granted.today() == self.day {
-                self.keep(&granted, until);
+                self.store(&granted, until);
                 if granted.count < wanted && self.exhausted.replace(self.day) != Some(self.day) {
                     tracing::error!(
                         keys = self.key_prefix,
@@ -218,11 +218,11 @@ impl Fetcher {
     }
 
     fn wanted(&self) -> u32 {
-        let left = self.series.map_or(0, |series| self.blocks.left(series));
-        if left < LOW { BLOCK } else { 0 }
+        let left = self.series.map_or(0, |series| self.blocks.remaining(series));
+        if left < LOW_WATER_MARK { BLOCK } else { 0 }
     }
 
-    fn keep(&mut self, granted: &Granted, until: Instant) {
+    fn store(&mut self, granted: &Granted, until: Instant) {
         let series = Series { day: self.day, name: granted.series };
         if self.series.replace(series).is_some_and(|before| before != series) {
             tracing::warn!(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use stampede_core::ids::counter::{self, DAY_S, EPOCH_S};
-use stampede_core::ids::{IdMaker as _, LeaseEnded};
+use stampede_core::ids::{IdGenerator as _, LeaseEnded};
 use stampede_core::{Clock as _, SystemClock};
 use stampede_redis::{Client, Script, Servers};
 use stampede_testkit::{Server, count, redis as servers, until};
@@ -41,7 +41,7 @@ fn fetcher(client: &Arc<Client>, script: &str) -> Fetcher {
     Fetcher::new(client.clone(), with_clock(script), KEYS.to_owned(), watch::Sender::new(false))
 }
 
-/// A maker with its task, which ends with the test's runtime.
+/// A generator with its task, which ends with the test's runtime.
 async fn start(client: &Arc<Client>) -> Arc<RedisCounter> {
     let (sender, usable) = watch::channel(false);
     let fetcher = Fetcher::new(client.clone(), with_clock(GRANT), KEYS.to_owned(), sender);
@@ -69,16 +69,16 @@ fn seconds_to_midnight() -> i64 {
 #[derive(Debug, Clone)]
 enum Step {
     Make {
-        maker: usize,
+        generator: usize,
         count: u32,
     },
-    /// A maker asks Redis.
+    /// A generator asks Redis.
     Fetch {
-        maker: usize,
+        generator: usize,
     },
-    /// The process of a maker is replaced.
+    /// The process of a generator is replaced.
     Restart {
-        maker: usize,
+        generator: usize,
     },
     ClockForward {
         seconds: i64,
@@ -95,14 +95,14 @@ enum Step {
     Promote,
 }
 
-const MAKERS: usize = 3;
+const GENERATORS: usize = 3;
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let maker = 0..MAKERS;
+    let generator = 0..GENERATORS;
     let step = prop_oneof![
-        6 => (maker.clone(), 1..6000u32).prop_map(|(maker, count)| Step::Make { maker, count }),
-        8 => maker.clone().prop_map(|maker| Step::Fetch { maker }),
-        1 => maker.prop_map(|maker| Step::Restart { maker }),
+        6 => (generator.clone(), 1..6000u32).prop_map(|(generator, count)| Step::Make { generator, count }),
+        8 => generator.clone().prop_map(|generator| Step::Fetch { generator }),
+        1 => generator.prop_map(|generator| Step::Restart { generator }),
         3 => (0..3i64).prop_map(|seconds| Step::ClockForward { seconds }),
         1 => (0..2 * DAY_S).prop_map(|seconds| Step::ClockForward { seconds }),
         1 => (0..DAY_S).prop_map(|seconds| Step::ClockBack { seconds }),
@@ -114,15 +114,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// One Redis, whose clock and data the steps change, and several makers.
+/// One Redis, whose clock and data the steps change, and several generators.
 struct World {
     client: Arc<Client>,
     script: String,
     offset_s: i64,
     highest_offset_s: i64,
-    makers: Vec<Fetcher>,
-    /// The last id of each maker.
-    last: [i64; MAKERS],
+    generators: Vec<Fetcher>,
+    /// The last id of each generator.
+    last: [i64; GENERATORS],
     seen: HashSet<i64>,
 }
 
@@ -148,27 +148,32 @@ impl World {
         self.set_clock(self.highest_offset_s).await;
     }
 
-    fn make(&mut self, maker: usize) -> Result<i64, LeaseEnded> {
-        let (id, _) = self.makers[maker].blocks().next(Instant::now())?;
-        assert!(id > self.last[maker], "ids of a maker rise: {:?} after {:?}", parts(id), parts(self.last[maker]));
+    fn make(&mut self, generator: usize) -> Result<i64, LeaseEnded> {
+        let (id, _) = self.generators[generator].blocks().next(Instant::now())?;
+        assert!(
+            id > self.last[generator],
+            "ids of a generator rise: {:?} after {:?}",
+            parts(id),
+            parts(self.last[generator])
+        );
         assert!(self.seen.insert(id), "repeated: {:?}", parts(id));
-        self.last[maker] = id;
+        self.last[generator] = id;
         Ok(id)
     }
 
     async fn run(&mut self, step: Step) {
         match step {
-            Step::Make { maker, count } => {
+            Step::Make { generator, count } => {
                 for _ in 0..count {
-                    if self.make(maker).is_err() {
+                    if self.make(generator).is_err() {
                         break;
                     }
                 }
             }
-            Step::Fetch { maker } => drop(self.makers[maker].fetch().await.unwrap()),
-            Step::Restart { maker } => {
-                self.makers[maker] = fetcher(&self.client, &self.script);
-                self.last[maker] = 0;
+            Step::Fetch { generator } => drop(self.generators[generator].fetch().await.unwrap()),
+            Step::Restart { generator } => {
+                self.generators[generator] = fetcher(&self.client, &self.script);
+                self.last[generator] = 0;
             }
             Step::ClockForward { seconds } => self.set_clock(self.offset_s + seconds).await,
             Step::ClockBack { seconds } => self.set_clock((self.offset_s - seconds).max(0)).await,
@@ -198,16 +203,16 @@ impl World {
         self.send(&["DEBUG", "CHANGE-REPL-ID"]).await;
     }
 
-    /// Whatever has happened, every maker makes ids again after the next second.
+    /// Whatever has happened, every generator makes ids again after the next second.
     async fn recovers(&mut self) {
         self.catch_up().await;
-        for maker in 0..MAKERS {
-            self.run(Step::Fetch { maker }).await;
+        for generator in 0..GENERATORS {
+            self.run(Step::Fetch { generator }).await;
         }
         self.set_clock(self.offset_s + 2).await;
-        for maker in 0..MAKERS {
-            self.run(Step::Fetch { maker }).await;
-            self.make(maker).unwrap();
+        for generator in 0..GENERATORS {
+            self.run(Step::Fetch { generator }).await;
+            self.make(generator).unwrap();
         }
     }
 }
@@ -223,8 +228,8 @@ fn run_random_steps(script: &str, mut runner: TestRunner) -> Result<(), String> 
             script: script.to_owned(),
             offset_s: 0,
             highest_offset_s: 0,
-            makers: (0..MAKERS).map(|_| fetcher(&client, script)).collect(),
-            last: [0; MAKERS],
+            generators: (0..GENERATORS).map(|_| fetcher(&client, script)).collect(),
+            last: [0; GENERATORS],
             seen: HashSet::new(),
         };
         runtime.block_on(async {
@@ -265,14 +270,14 @@ fn every_condition_of_the_script_is_needed() {
     }
 }
 
-/// Makers that make ids until they are stopped.
+/// Generators that make ids until they are stopped.
 struct Load {
     stopped: Arc<AtomicBool>,
     making: Vec<JoinHandle<(Vec<i64>, usize)>>,
 }
 
 impl Load {
-    /// Each maker has a connection of its own, as nodes have.
+    /// Each generator has a connection of its own, as nodes have.
     async fn start(connect: impl Fn() -> Arc<Client>) -> Self {
         let stopped = Arc::new(AtomicBool::new(false));
         let mut making = Vec::new();
@@ -295,13 +300,13 @@ impl Load {
         Self { stopped, making }
     }
 
-    /// Stops the makers and verifies that no id repeats.
+    /// Stops the generators and verifies that no id repeats.
     async fn stop(self) {
         self.stopped.store(true, Ordering::Relaxed);
         let mut seen = HashSet::new();
         for task in self.making {
             let (made, refused) = task.await.unwrap();
-            assert!(made.is_sorted_by(|a, b| a < b), "ids of a maker rise");
+            assert!(made.is_sorted_by(|a, b| a < b), "ids of a generator rise");
             assert!(made.len() > 1000, "{} made, {refused} refused", made.len());
             for id in made {
                 assert!(seen.insert(id), "repeated: {:?}", parts(id));
@@ -310,14 +315,14 @@ impl Load {
     }
 }
 
-/// Waits until a new maker makes ids of a second after the present one.
+/// Waits until a new generator makes ids of a second after the present one.
 async fn wait_for_later_ids(client: &Arc<Client>) {
     let before = SystemClock.now().ms() / 1000 - EPOCH_S;
     let counter = start(client).await;
     until("ids of a later second are made", async || parts(counter.next().unwrap_or(0)).0 > before).await;
 }
 
-/// Makers under load, while Redis loses its keys or is killed and started again, with and without its data.
+/// Generators under load, while Redis loses its keys or is killed and started again, with and without its data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_id_repeats_under_load_over_restarts() {
     for server in [servers::start().unwrap(), servers::start_durable().unwrap()] {
@@ -335,7 +340,7 @@ async fn no_id_repeats_under_load_over_restarts() {
     }
 }
 
-/// Makers under load, while a replica that does not have the last numbers and seconds takes over.
+/// Generators under load, while a replica that does not have the last numbers and seconds takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_id_repeats_after_a_failover_to_a_replica_that_lags_behind() {
     let group = servers::start_replicated().unwrap();
@@ -363,7 +368,7 @@ async fn no_id_repeats_after_a_failover_to_a_replica_that_lags_behind() {
     load.stop().await;
 }
 
-/// A key that is set back without a restart is noticed by a maker that knows a later second.
+/// A key that is set back without a restart is noticed by a generator that knows a later second.
 #[tokio::test]
 async fn a_counter_that_was_set_back_begins_a_new_series() {
     let server = servers::start().unwrap();

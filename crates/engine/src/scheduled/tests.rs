@@ -25,9 +25,9 @@ async fn one_node_works_and_a_node_without_its_lock_is_refused() {
     let (server, folder) = (redis::start().unwrap(), tempfile::tempdir().unwrap());
     let accounts = open(&Database::Sqlite(folder.path().join("db"))).await.unwrap().accounts;
     let (one, other) = (schedule(&server), schedule(&server));
-    let turn = one.begin().await.unwrap();
+    let permit = one.begin().await.unwrap();
     assert!(other.begin().await.is_none(), "one at a time");
-    turn.end().await;
+    permit.end().await;
     let late = other.begin().await.unwrap();
     let now = SystemClock.now();
     assert_eq!(accounts.delete_expired(late.fence(), now).await.unwrap(), Fenced::Done(0));
@@ -40,10 +40,10 @@ async fn one_node_works_and_a_node_without_its_lock_is_refused() {
     assert_eq!(accounts.delete_expired(late.fence(), now).await.unwrap(), Fenced::Superseded);
     assert_eq!(accounts.delete_expired(next.fence(), now).await.unwrap(), Fenced::Done(0));
     late.end().await;
-    assert!(other.begin().await.is_none(), "the end of a lost turn frees nothing of another's");
+    assert!(other.begin().await.is_none(), "the end of a lost permit frees nothing of another's");
     next.end().await;
 
-    // Without Redis nobody works; the worker goes on once it is back.
+    // Without Redis no node works; the worker continues once it is back.
     server.kill().unwrap();
     assert!(one.begin().await.is_none());
     server.restart().unwrap();
@@ -51,10 +51,10 @@ async fn one_node_works_and_a_node_without_its_lock_is_refused() {
     let worker = tokio::spawn(workers::expired::run(accounts.clone(), clock, other));
     let again = async || one.begin().await;
     until("the lock is free again", async || {
-        let turn = again().await;
-        let is_free = turn.is_some();
-        if let Some(turn) = turn {
-            turn.end().await;
+        let permit = again().await;
+        let is_free = permit.is_some();
+        if let Some(permit) = permit {
+            permit.end().await;
         }
         is_free
     })

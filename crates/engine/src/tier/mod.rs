@@ -125,7 +125,7 @@ pub(crate) struct Services {
     pub(crate) locks: Option<Locks>,
 }
 
-pub(crate) async fn services(
+pub(crate) async fn connect_services(
     config: &TierConfig,
     cache: &CacheConfig,
     ledger: &dyn Ledger,

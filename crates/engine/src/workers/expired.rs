@@ -13,14 +13,14 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 pub(crate) async fn run(accounts: Arc<dyn Accounts>, clock: Arc<dyn Clock>, schedule: Schedule) {
     loop {
-        if let Some(turn) = schedule.begin().await {
-            match accounts.delete_expired(turn.fence(), clock.now()).await {
+        if let Some(permit) = schedule.begin().await {
+            match accounts.delete_expired(permit.fence(), clock.now()).await {
                 Ok(Fenced::Done(_)) => {}
-                Ok(Fenced::Superseded) => turn.superseded(),
+                Ok(Fenced::Superseded) => permit.warn_superseded(),
                 // What has expired waits for the next round.
                 Err(error) => tracing::warn!(error = describe(&error), "cannot delete what has expired"),
             }
-            turn.end().await;
+            permit.end().await;
         }
         tokio::time::sleep(INTERVAL).await;
     }

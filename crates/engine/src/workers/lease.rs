@@ -1,4 +1,4 @@
-//! Renews the worker number of the id maker at a third of its span, so that two renewals may fail.
+//! Renews the worker number of the id generator at a third of its span, so that two renewals may fail.
 
 use std::sync::Arc;
 use std::time::Duration;

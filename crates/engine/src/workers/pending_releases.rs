@@ -11,7 +11,7 @@ use stampede_redis::Backoff;
 use tokio::sync::Notify;
 
 use crate::error::{Error, describe};
-use crate::retention::is_long_over;
+use crate::retention::is_past_retention;
 use crate::sale_index::SaleIndex;
 use crate::tier::Tier;
 
@@ -29,7 +29,7 @@ pub(crate) async fn run(
     clock: Arc<dyn Clock>,
     added: Arc<Notify>,
 ) {
-    let is_retired = |sale| sale_index.get(sale).is_some_and(|sale| is_long_over(&sale, clock.now()));
+    let is_retired = |sale| sale_index.get(sale).is_some_and(|sale| is_past_retention(&sale, clock.now()));
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
         match release_all(ledger.as_ref(), tier.as_ref(), &is_retired).await {

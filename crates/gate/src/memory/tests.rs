@@ -5,7 +5,7 @@ use stampede_core::{SalePhase, VoucherId};
 const BEGIN_MS: i64 = 1_000;
 const END_MS: i64 = 2_000;
 
-fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
+fn sale(cap: u32, version: i64, status: SaleStatus) -> Sale {
     Sale {
         id: SaleId::new(1).unwrap(),
         voucher: VoucherId::new(1).unwrap(),
@@ -19,7 +19,7 @@ fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
         sold: 0,
         epoch: Epoch(1),
         phase: SalePhase::Open,
-        ver,
+        version,
         released: 0,
     }
 }
@@ -88,7 +88,7 @@ fn reload_keeps_marks_of_orders_on_their_way() {
     let older = LoadedSale { sale: sale(5, 8, SaleStatus::OnSale), marks: vec![] };
     assert!(gate.reload(older, gate.releases(id).unwrap()));
     let seen = gate.snapshot(id).unwrap();
-    assert_eq!((seen.ver, seen.status, seen.cap), (9, SaleStatus::Paused, 7));
+    assert_eq!((seen.version, seen.status, seen.cap), (9, SaleStatus::Paused, 7));
 }
 
 /// Orders on their way that come too late, because other processes sold everything, must not leave stock behind that does not exist.

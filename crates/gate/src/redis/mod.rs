@@ -2,7 +2,7 @@
 //!
 //! | key | type | holds | written by | deleted by |
 //! |---|---|---|---|---|
-//! | `stampede:L:{S}:sale` | hash | inc, epoch, ver, state, cap, begin, end, price, hw (highest time seen), seq, gen, pending (orders in the outbox) | all scripts | `remove` |
+//! | `stampede:L:{S}:sale` | hash | inc (incarnation), epoch, ver (version), state, cap, begin, end, price, hw (highest time seen), seq, gen, pending (orders in the outbox) | all scripts | `remove` |
 //! | `stampede:L:{S}:live` | hash | `#epoch`, and user → order: the marks | `admit`, `release`, `open` | `remove` |
 //! | `stampede:L:{S}:out` | stream | the outbox: an entry `epoch-seq` per admitted batch | `admit`, `settle`, `open` | `remove` |
 //! | `stampede:L:{S}:load:E` | hash | marks that are being loaded for epoch E | `load` | renamed by `open`, or expires |
@@ -140,7 +140,7 @@ impl RedisGate {
     /// Loads the scripts of this incarnation. Only a rebuild does this.
     pub async fn load_scripts(&self) -> Result<(), GateError> {
         for script in self.current().scripts.all() {
-            self.client.script_load(script).await.map_err(|error| unanswered(&error))?;
+            self.client.script_load(script).await.map_err(|error| gate_error(&error))?;
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl RedisGate {
     async fn call<T: FromRedisValue>(&self, script: &Script, keys: &[String], args: &[String]) -> Result<T, GateError> {
         let reply = self.client.eval_sha(script, keys, args).await.map_err(|error| match error {
             EvalShaError::NoScript => GateError::Lost,
-            EvalShaError::Command(error) => unanswered(&error),
+            EvalShaError::Command(error) => gate_error(&error),
         })?;
         if matches!(&reply, Value::BulkString(text) if text == b"lost") {
             return Err(GateError::Lost);
@@ -310,7 +310,7 @@ impl RedisGate {
     }
 
     async fn send<T: FromRedisValue>(&self, command: redis::Cmd) -> Result<T, GateError> {
-        read(self.client.send(command).await.map_err(|error| unanswered(&error))?)
+        read(self.client.send(command).await.map_err(|error| gate_error(&error))?)
     }
 
     /// Loads marks under a key of their own, to be renamed by `open`.
@@ -366,7 +366,7 @@ fn read<T: FromRedisValue>(reply: Value) -> Result<T, GateError> {
     })
 }
 
-fn unanswered(error: &CommandError) -> GateError {
+fn gate_error(error: &CommandError) -> GateError {
     match error {
         CommandError::NotSent(_) => GateError::NotSent,
         CommandError::Unknown(_) => GateError::Unanswered,
@@ -409,7 +409,7 @@ impl Gate for RedisGate {
         let open = current.find(sale.id).ok_or(GateError::NotOpen)?;
         let args = [
             open.epoch.0.to_string(),
-            sale.ver.to_string(),
+            sale.version.to_string(),
             sale.cap.to_string(),
             sale.window.begin.ms().to_string(),
             sale.window.end.ms().to_string(),
@@ -429,7 +429,7 @@ impl Gate for RedisGate {
         let args = [
             sale.epoch.0.to_string(),
             marks.len().to_string(),
-            sale.ver.to_string(),
+            sale.version.to_string(),
             sale.cap.to_string(),
             sale.window.begin.ms().to_string(),
             sale.window.end.ms().to_string(),
@@ -456,7 +456,7 @@ impl Gate for RedisGate {
         // Read before the call: an admission that is answered during the call raises it.
         let seen_seq = open.seen_seq.load(Ordering::Relaxed);
         type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32);
-        let (ver, state, begin, end, cap, _generation, seq, marks, entries, pending): Reply =
+        let (version, state, begin, end, cap, _generation, seq, marks, entries, pending): Reply =
             self.call(&current.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
         if seq < seen_seq {
             return Err(GateError::Lost);
@@ -464,7 +464,7 @@ impl Gate for RedisGate {
         let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
         let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
         let (settled, outbox) = (marks.saturating_sub(pending), Some(pending.max(entries)));
-        let snapshot = Snapshot { ver, status, window, cap, marks, settled, outbox };
+        let snapshot = Snapshot { version, status, window, cap, marks, settled, outbox };
         open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
         Ok(Some(snapshot))
     }

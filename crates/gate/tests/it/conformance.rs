@@ -14,7 +14,7 @@ pub fn id() -> SaleId {
     SaleId::new(1).unwrap()
 }
 
-pub fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
+pub fn sale(cap: u32, version: i64, status: SaleStatus) -> Sale {
     let now = SystemClock.now();
     Sale {
         id: id(),
@@ -29,7 +29,7 @@ pub fn sale(cap: u32, ver: i64, status: SaleStatus) -> Sale {
         sold: 0,
         epoch: Epoch(1),
         phase: SalePhase::Open,
-        ver,
+        version,
         released: 0,
     }
 }
@@ -113,10 +113,10 @@ pub async fn status_and_window_decide_before_stock(gate: Arc<dyn Gate>) {
         (sale(1, 0, SaleStatus::Paused), Admission::AlreadyHas(order(1))),
         (sale(1, 0, SaleStatus::OnSale), Admission::AlreadyHas(order(1))),
     ];
-    for (ver, (sale, expected)) in (2..).zip(steps) {
-        gate.edit(&Sale { ver, ..sale }).await.unwrap();
+    for (version, (sale, expected)) in (2..).zip(steps) {
+        gate.edit(&Sale { version, ..sale }).await.unwrap();
         let order = if expected == Admission::AlreadyHas(order(1)) { 2 } else { 1 };
-        assert_eq!(admit(gate, 1, order).await, expected, "version {ver}");
+        assert_eq!(admit(gate, 1, order).await, expected, "version {version}");
     }
 }
 
@@ -126,7 +126,7 @@ pub async fn an_older_version_is_ignored(gate: Arc<dyn Gate>) {
     assert_eq!(gate.edit(&sale(5, 3, SaleStatus::Paused)).await.unwrap(), Some(5));
     assert_eq!(gate.edit(&sale(9, 2, SaleStatus::OnSale)).await.unwrap(), Some(5));
     assert_eq!(admit(gate, 1, 1).await, Admission::Refused(Refusal::Paused));
-    assert_eq!((snapshot(gate).await.ver, snapshot(gate).await.cap), (3, 5));
+    assert_eq!((snapshot(gate).await.version, snapshot(gate).await.cap), (3, 5));
 }
 
 pub async fn a_release_removes_its_own_mark_once(gate: Arc<dyn Gate>) {

@@ -6,7 +6,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stampede_core::Timestamp;
-use stampede_core::ids::NotAnId;
+use stampede_core::ids::InvalidId;
 use stampede_core::ports::AuditFilter;
 use stampede_engine::{AuditRecord, Change};
 use utoipa::{IntoParams, ToSchema};
@@ -36,10 +36,10 @@ pub(crate) struct AuditParams {
 struct ActionId(i64);
 
 impl TryFrom<String> for ActionId {
-    type Error = NotAnId;
+    type Error = InvalidId;
 
-    fn try_from(text: String) -> Result<Self, NotAnId> {
-        text.parse().ok().filter(|id| *id > 0).map(Self).ok_or(NotAnId)
+    fn try_from(text: String) -> Result<Self, InvalidId> {
+        text.parse().ok().filter(|id| *id > 0).map(Self).ok_or(InvalidId)
     }
 }
 
@@ -91,7 +91,7 @@ impl From<AuditRecord> for ActionResponse {
     fn from(record: AuditRecord) -> Self {
         let AuditRecord { id, asked_at, actor, address, request_id, action, target, request, outcome } = record;
         let (finished_at, word, made, changes, error) = match outcome {
-            Some(end) => (Some(end.at), Some(end.word), end.made, end.changes, end.error),
+            Some(end) => (Some(end.at), Some(end.word), end.created, end.changes, end.error),
             None => (None, None, None, Vec::new(), None),
         };
         let changes = changes.into_iter().map(ChangeResponse::from).collect();

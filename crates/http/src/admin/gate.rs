@@ -16,7 +16,8 @@ use crate::problem::Problem;
 /// The state of a sale at the gate.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct GateResponse {
-    ver: i64,
+    #[serde(rename = "ver")]
+    version: i64,
     cap: u32,
     marks: u32,
     /// Marks whose orders are in the ledger.
@@ -37,9 +38,9 @@ pub(crate) async fn gate(
     Id(id): Id<SaleId>,
 ) -> Result<Json<GateResponse>, Problem> {
     let (gate, digest) = app.engine.gate_snapshot(id).await?;
-    let Snapshot { ver, cap, marks, settled, outbox, .. } = gate;
+    let Snapshot { version, cap, marks, settled, outbox, .. } = gate;
     let (digest, waiting) = (format!("{digest:016x}"), app.engine.waiting());
-    Ok(Json(GateResponse { ver, cap, marks, settled, digest, outbox, waiting }))
+    Ok(Json(GateResponse { version, cap, marks, settled, digest, outbox, waiting }))
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -27,7 +27,7 @@ pub(crate) async fn create_sale(
     let work = move |app: Arc<App>| async move {
         let view = app.engine.create_sale(new).await?;
         let sale = view.sale.clone();
-        Ok(Outcome::made(view, sale.as_ref()))
+        Ok(Outcome::created(view, sale.as_ref()))
     };
     let view = audited(app, operator, action, work).await?;
     Ok(created(SaleResponse::for_admin(&view)))

@@ -23,7 +23,7 @@ pub(crate) async fn create(
     let action = Action::new("create_shop", format!("shop type {}", new.type_id)).with_request(json!(new));
     let work = move |app: Arc<App>| async move {
         let shop = app.engine.create_shop(new).await?;
-        Ok(Outcome::made(shop.clone(), &shop))
+        Ok(Outcome::created(shop.clone(), &shop))
     };
     Ok(created(audited(app, operator, action, work).await?.into()))
 }

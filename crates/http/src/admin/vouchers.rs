@@ -33,7 +33,7 @@ pub(crate) async fn create_voucher(
     let action = Action::new("create_voucher", format!("shop {}", new.shop_id)).with_request(json!(new));
     let work = move |app: Arc<App>| async move {
         let voucher = app.engine.create_voucher(new).await?;
-        Ok(Outcome::made(voucher.clone(), &voucher))
+        Ok(Outcome::created(voucher.clone(), &voucher))
     };
     Ok(created(audited(app, operator, action, work).await?.into()))
 }

@@ -14,7 +14,7 @@ use crate::{APPLIED, OpenError, check_version, migrator};
 /// The number of connections for writing, and the same number for reading.
 const CONNECTIONS: u32 = 12;
 /// Shorter than the server's timeout of idle connections.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MIGRATIONS: [(&str, &str); 3] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
@@ -41,7 +41,7 @@ fn pool(read_only: bool) -> MySqlPoolOptions {
     MySqlPoolOptions::new()
         .max_connections(CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .idle_timeout(IDLE)
+        .idle_timeout(IDLE_TIMEOUT)
         .after_connect(move |connection, _| {
             Box::pin(async move {
                 for setting in SESSION.into_iter().chain(read_only.then_some(READ_ONLY)) {

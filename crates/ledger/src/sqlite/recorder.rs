@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{SETTINGS, synchronous};
 use crate::db::{ACQUIRE_TIMEOUT, STATEMENT_TIMEOUT};
-use crate::errors::{is_taken, sqlite_failed, sqlite_not_begun};
+use crate::errors::{is_duplicate_key, sqlite_failed, sqlite_not_begun};
 
 /// Reserves stock for the batch.
 const RESERVE_STOCK: &str = "\
@@ -117,7 +117,7 @@ fn record(connection: &mut Option<Connection>, path: &Path, batch: &Batch) -> Re
     };
     run(connection, "BEGIN IMMEDIATE").map_err(sqlite_not_begun)?;
     let inserted = match insert(connection, batch) {
-        Err(error) if is_taken(&error) => false,
+        Err(error) if is_duplicate_key(&error) => false,
         done => done.map_err(sqlite_failed)?,
     };
     if inserted {

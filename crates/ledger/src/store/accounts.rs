@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stampede_core::ports::{
-    Account, Accounts, Challenge, ChallengeId, Disabled, Fence, Fenced, LedgerError, LogInOutcome, Result, Session,
-    SessionId, WhichChallenge,
+    Account, Accounts, Challenge, ChallengeId, ChallengeSelector, Disabled, Fence, Fenced, LedgerError, LogInOutcome,
+    Result, Session, SessionId,
 };
 use stampede_core::{Phone, Timestamp, User, UserId};
 
 use super::{Store, retry_conflicts, unreadable};
 use crate::db::{Arg, Row, Tx, args};
 
-pub(super) const PEOPLE: &str = "SELECT id, phone, nickname, created_at, disabled FROM person WHERE";
+pub(super) const USERS: &str = "SELECT id, phone, nickname, created_at, disabled FROM person WHERE";
 
 /// The maximum number of rows per statement.
 const ROWS: usize = 500;
@@ -74,11 +74,11 @@ impl Store {
         let mut ids = HashMap::with_capacity(users.len());
         for some in users.chunks(ROWS) {
             let rows = some.iter().map(person).collect::<Vec<_>>().join(",");
-            let leave = dialect.or_leave("phone");
+            let leave = dialect.on_conflict_do_nothing("phone");
             tx.execute_text(format!("INSERT INTO person (id, phone, nickname, created_at) VALUES {rows}{leave}"))
                 .await?;
             let phones = some.iter().map(quoted).collect::<Vec<_>>().join(",");
-            for row in tx.rows_text(format!("{PEOPLE} phone IN ({phones})")).await? {
+            for row in tx.rows_text(format!("{USERS} phone IN ({phones})")).await? {
                 let user = read_user(&row)?;
                 ids.insert(user.phone, user.id);
             }
@@ -95,7 +95,7 @@ impl Store {
         Ok(found)
     }
 
-    async fn move_expiries(&self, sessions: &[Session]) -> Result<()> {
+    async fn update_expiries(&self, sessions: &[Session]) -> Result<()> {
         let mut tx = self.db.begin().await?;
         for session in sessions {
             let (id, expires_at) = (&session.id.0[..], session.expires_at.ms());
@@ -117,7 +117,7 @@ impl Store {
     async fn delete_all_sessions(&self, user: UserId, disabled: Option<bool>) -> Result<Option<Disabled>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
-        let found = tx.row(&format!("{PEOPLE} id = ?{lock}"), args![user.get()]).await?;
+        let found = tx.row(&format!("{USERS} id = ?{lock}"), args![user.get()]).await?;
         let Some(before) = found.as_ref().map(read_account).transpose()? else {
             tx.roll_back().await?;
             return Ok(None);
@@ -137,7 +137,7 @@ impl Store {
 
     async fn delete_expired_rows(&self, fence: Option<Fence>, now: Timestamp) -> Result<Fenced<u64>> {
         let mut tx = self.db.begin().await?;
-        if !self.may_work(&mut tx, fence).await? {
+        if !self.check_fence(&mut tx, fence).await? {
             tx.roll_back().await?;
             return Ok(Fenced::Superseded);
         }
@@ -151,7 +151,7 @@ impl Store {
     }
 
     async fn read_account(&self, condition: &str, arg: Arg<'_>) -> Result<Option<Account>> {
-        let row = self.db.row(&format!("{PEOPLE} {condition} = ?"), &[arg]).await?;
+        let row = self.db.row(&format!("{USERS} {condition} = ?"), &[arg]).await?;
         row.as_ref().map(read_account).transpose()
     }
 }
@@ -159,7 +159,10 @@ impl Store {
 #[async_trait]
 impl Accounts for Store {
     async fn secret(&self, name: &str, fresh: &[u8]) -> Result<Vec<u8>> {
-        let insert = format!("INSERT INTO secret (name, value) VALUES (?, ?){}", self.db.dialect().or_leave("name"));
+        let insert = format!(
+            "INSERT INTO secret (name, value) VALUES (?, ?){}",
+            self.db.dialect().on_conflict_do_nothing("name")
+        );
         retry_conflicts!(self.db.execute(&insert, args![name, fresh]))?;
         let row = self.db.row("SELECT value FROM secret WHERE name = ?", args![name]).await?;
         row.ok_or_else(|| unreadable("a secret"))?.bytes(0)
@@ -176,7 +179,7 @@ impl Accounts for Store {
     async fn try_challenge(
         &self,
         phone: &Phone,
-        which: WhichChallenge,
+        which: ChallengeSelector,
         max_tries: u32,
         now: Timestamp,
     ) -> Result<Option<Challenge>> {
@@ -206,7 +209,7 @@ impl Accounts for Store {
     }
 
     async fn user(&self, id: UserId) -> Result<Option<User>> {
-        let row = self.db.row(&format!("{PEOPLE} id = ?"), args![id.get()]).await?;
+        let row = self.db.row(&format!("{USERS} id = ?"), args![id.get()]).await?;
         row.as_ref().map(read_user).transpose()
     }
 
@@ -228,7 +231,7 @@ impl Accounts for Store {
     }
 
     async fn touch_sessions(&self, sessions: &[Session]) -> Result<()> {
-        retry_conflicts!(self.move_expiries(sessions))
+        retry_conflicts!(self.update_expiries(sessions))
     }
 
     async fn sessions_of(&self, user: UserId, now: Timestamp) -> Result<Vec<Session>> {

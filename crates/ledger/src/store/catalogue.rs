@@ -46,7 +46,7 @@ fn read_voucher(row: &Row) -> Result<Voucher> {
 
 impl Store {
     /// Begins a transaction with the parent's row locked; `None` if it does not exist.
-    async fn begin_under(&self, parent: &str, id: i64) -> Result<Option<Tx>> {
+    async fn begin_with_parent(&self, parent: &str, id: i64) -> Result<Option<Tx>> {
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
         if tx.row(&format!("SELECT id FROM {parent} WHERE id = ?{lock}"), args![id]).await?.is_none() {
@@ -57,7 +57,7 @@ impl Store {
     }
 
     async fn insert_shop(&self, shop: &Shop) -> Result<CreateOutcome> {
-        let Some(mut tx) = self.begin_under("shop_type", shop.type_id.get()).await? else {
+        let Some(mut tx) = self.begin_with_parent("shop_type", shop.type_id.get()).await? else {
             return Ok(CreateOutcome::ParentMissing);
         };
         let insert = "INSERT INTO shop (id, type_id, name, folded_name, address) VALUES (?, ?, ?, ?, ?)";
@@ -69,7 +69,7 @@ impl Store {
     }
 
     async fn insert_voucher(&self, voucher: &Voucher) -> Result<CreateOutcome> {
-        let Some(mut tx) = self.begin_under("shop", voucher.shop.get()).await? else {
+        let Some(mut tx) = self.begin_with_parent("shop", voucher.shop.get()).await? else {
             return Ok(CreateOutcome::ParentMissing);
         };
         let insert =

@@ -7,7 +7,7 @@ use crate::db::{Tx, args};
 
 impl Store {
     /// Whether the work may be done in this transaction, which then holds the work's row until it ends.
-    pub(super) async fn may_work(&self, tx: &mut Tx, fence: Option<Fence>) -> Result<bool> {
+    pub(super) async fn check_fence(&self, tx: &mut Tx, fence: Option<Fence>) -> Result<bool> {
         let Some(Fence { work, token }) = fence else { return Ok(true) };
         let token = i64::try_from(token).map_err(|_| unreadable("a fencing token"))?;
         let sql = format!("SELECT token FROM fence WHERE work = ?{}", self.db.dialect().for_update());

@@ -56,7 +56,10 @@ impl Store {
 
     /// Notes that there are ids of [`IdKind::Counter`](stampede_core::ids::IdKind::Counter).
     pub(super) async fn note_counter_ids(&self) -> Result<()> {
-        let insert = format!("INSERT INTO secret (name, value) VALUES (?, ?){}", self.db.dialect().or_leave("name"));
+        let insert = format!(
+            "INSERT INTO secret (name, value) VALUES (?, ?){}",
+            self.db.dialect().on_conflict_do_nothing("name")
+        );
         self.db.execute(&insert, args![COUNTER_IDS, &b""[..]]).await
     }
 

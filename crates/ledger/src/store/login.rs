@@ -6,17 +6,17 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use stampede_core::ports::{Account, Challenge, ChallengeId, LogInOutcome, Result, SessionId, WhichChallenge};
+use stampede_core::ports::{Account, Challenge, ChallengeId, ChallengeSelector, LogInOutcome, Result, SessionId};
 use stampede_core::{LONG_CODES_AFTER, Phone, Timestamp, User};
 
-use super::accounts::{PEOPLE, delete_sessions, read_account, session_ids};
+use super::accounts::{USERS, delete_sessions, read_account, session_ids};
 use super::{Store, unreadable};
 use crate::db::{Dialect, Row, Tx, args};
 
 /// How long the failures of a phone are kept after the last attempt. Failures that made its codes longer are kept until a login.
-const FAILURES_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+const FAILURES_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long a phone without failures is kept: longer than any code is valid.
-const PHONE_KEPT: Duration = Duration::from_secs(24 * 3600);
+const PHONE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 const CHALLENGES: &str =
     "SELECT id, phone, address, code_mac, digits, created_at, expires_at, tries FROM login_challenge WHERE";
@@ -37,14 +37,14 @@ fn read_challenge(row: &Row) -> Result<Challenge> {
 /// Locks the phone's row, and creates it if it is missing.
 async fn lock_phone(tx: &mut Tx, dialect: Dialect, phone: &Phone, now: Timestamp) -> Result<()> {
     let insert = "INSERT INTO login_phone (phone, failures, used_at) VALUES (?, 0, ?)";
-    let sql = format!("{insert}{}", dialect.or_replace("phone", &["used_at"]));
+    let sql = format!("{insert}{}", dialect.on_conflict_update("phone", &["used_at"]));
     tx.execute(&sql, args![phone.as_str(), now.ms()]).await?;
     Ok(())
 }
 
 /// The live challenges of a phone, given oldest first, that must end so that there are at most `max_live` with a new one from `address`: the
 /// oldest of the address with the most challenges.
-fn surplus(live: &[(ChallengeId, IpAddr)], address: IpAddr, max_live: usize) -> Vec<ChallengeId> {
+fn excess_challenges(live: &[(ChallengeId, IpAddr)], address: IpAddr, max_live: usize) -> Vec<ChallengeId> {
     let mut counts = HashMap::from([(address, 1_usize)]);
     for (_, address) in live {
         *counts.entry(*address).or_default() += 1;
@@ -63,7 +63,7 @@ fn surplus(live: &[(ChallengeId, IpAddr)], address: IpAddr, max_live: usize) -> 
 /// Deletes phones that were not used for a long time.
 pub(super) async fn delete_phones(tx: &mut Tx, now: Timestamp) -> Result<u64> {
     let mut gone = 0;
-    for (failures_below, kept) in [(1, PHONE_KEPT), (LONG_CODES_AFTER, FAILURES_KEPT)] {
+    for (failures_below, kept) in [(1, PHONE_RETENTION), (LONG_CODES_AFTER, FAILURES_RETENTION)] {
         let sql = "DELETE FROM login_phone WHERE used_at <= ? AND failures < ?";
         gone += tx.execute(sql, args![now.minus(kept).ms(), failures_below]).await?;
     }
@@ -84,7 +84,7 @@ impl Store {
         let sql = format!("{CHALLENGES} phone = ? AND expires_at > ? ORDER BY created_at, id");
         let rows = tx.rows(&sql, args![phone.as_str(), created_at.ms()]).await?;
         let live = rows.iter().map(|row| read_challenge(row).map(|one| (one.id, one.address)));
-        for id in surplus(&live.collect::<Result<Vec<_>>>()?, *address, max_live) {
+        for id in excess_challenges(&live.collect::<Result<Vec<_>>>()?, *address, max_live) {
             tx.execute("DELETE FROM login_challenge WHERE id = ?", args![&id.0[..]]).await?;
         }
         let insert = "INSERT INTO login_challenge (id, phone, address, code_mac, digits, tries, created_at, expires_at) \
@@ -99,17 +99,17 @@ impl Store {
     pub(super) async fn count_attempt(
         &self,
         phone: &Phone,
-        which: WhichChallenge,
+        which: ChallengeSelector,
         max_tries: u32,
         now: Timestamp,
     ) -> Result<Option<Challenge>> {
         // Read without a lock first, so that an attempt without a challenge costs no write.
         let row = match which {
-            WhichChallenge::Id(id) => {
+            ChallengeSelector::Id(id) => {
                 let sql = format!("{CHALLENGES} id = ? AND phone = ?");
                 self.db.row(&sql, args![&id.0[..], phone.as_str()]).await?
             }
-            WhichChallenge::NewestFrom(address) => {
+            ChallengeSelector::NewestFrom(address) => {
                 let sql = format!("{CHALLENGES} phone = ? AND address = ? ORDER BY created_at DESC, id DESC LIMIT 1");
                 self.db.row(&sql, args![phone.as_str(), &*address.to_string()]).await?
             }
@@ -151,9 +151,9 @@ impl Store {
         }
         tx.execute("UPDATE login_phone SET failures = 0 WHERE phone = ?", args![phone]).await?;
         let insert = "INSERT INTO person (id, phone, nickname, created_at) VALUES (?, ?, ?, ?)";
-        let insert = format!("{insert}{}", dialect.or_leave("phone"));
+        let insert = format!("{insert}{}", dialect.on_conflict_do_nothing("phone"));
         tx.execute(&insert, args![newcomer.id.get(), phone, newcomer.nickname.as_str(), now.ms()]).await?;
-        let row = tx.row(&format!("{PEOPLE} phone = ?{}", dialect.for_update()), args![phone]).await?;
+        let row = tx.row(&format!("{USERS} phone = ?{}", dialect.for_update()), args![phone]).await?;
         let Account { user, disabled, .. } = read_account(&row.ok_or_else(|| unreadable("a person"))?)?;
         if disabled {
             tx.commit().await?;
@@ -180,11 +180,11 @@ mod tests {
         let from = |n: u8| IpAddr::from([192, 0, 2, n]);
         let mut live = vec![(challenge(0), from(1))];
         live.extend((1..5).map(|n| (challenge(n), from(2))));
-        assert_eq!(surplus(&live, from(2), 6), [], "there is room");
-        assert_eq!(surplus(&live, from(2), 5), [challenge(1)], "the oldest of those that ask the most");
-        assert_eq!(surplus(&live, from(1), 5), [challenge(1)]);
-        assert_eq!(surplus(&live, from(3), 4), [challenge(1), challenge(2)]);
+        assert_eq!(excess_challenges(&live, from(2), 6), [], "there is room");
+        assert_eq!(excess_challenges(&live, from(2), 5), [challenge(1)], "the oldest of those that ask the most");
+        assert_eq!(excess_challenges(&live, from(1), 5), [challenge(1)]);
+        assert_eq!(excess_challenges(&live, from(3), 4), [challenge(1), challenge(2)]);
         let each_its_own: Vec<_> = (0..5).map(|n| (challenge(n), from(n))).collect();
-        assert_eq!(surplus(&each_its_own, from(9), 5), [challenge(0)], "the oldest of all");
+        assert_eq!(excess_challenges(&each_its_own, from(9), 5), [challenge(0)], "the oldest of all");
     }
 }

@@ -49,7 +49,7 @@ impl Store {
 }
 
 /// The maximum number of attempts of a transaction that conflicts with others.
-const TRIES: u32 = 8;
+const MAX_ATTEMPTS: u32 = 8;
 
 /// Repeats a transaction while it conflicts with others. These have ended by then, so a short pause is enough.
 macro_rules! retry_conflicts {
@@ -57,7 +57,7 @@ macro_rules! retry_conflicts {
         let mut tried = 1;
         loop {
             match $transaction.await {
-                Err(LedgerError::Conflict(error)) if tried < $crate::store::TRIES => {
+                Err(LedgerError::Conflict(error)) if tried < $crate::store::MAX_ATTEMPTS => {
                     tracing::debug!(%error, tried, "another transaction was in the way");
                     tokio::time::sleep(Duration::from_millis(u64::from(tried * tried))).await;
                     tried += 1;

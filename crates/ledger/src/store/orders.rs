@@ -93,7 +93,7 @@ impl Store {
         };
         let (sale, lock) = (row.int(0)?, self.db.dialect().for_update());
         let mut tx = self.db.begin().await?;
-        if !self.may_work(&mut tx, fence).await? {
+        if !self.check_fence(&mut tx, fence).await? {
             tx.roll_back().await?;
             return Ok(Fenced::Superseded);
         }
@@ -119,7 +119,7 @@ impl Store {
         }
         if !pairs.is_empty() {
             let values = pairs.iter().map(|(user, order)| format!("({user},{order})")).collect::<Vec<_>>().join(",");
-            let leave = self.db.dialect().or_leave("user_id, order_id");
+            let leave = self.db.dialect().on_conflict_do_nothing("user_id, order_id");
             tx.execute_text(format!("INSERT INTO orders_by_user (user_id, order_id) VALUES {values}{leave}")).await?;
         }
         tx.execute("UPDATE sale SET orders_indexed_to = ? WHERE id = ?", args![indexed_to, sale]).await?;

@@ -65,7 +65,7 @@ impl Store {
             None => {
                 let insert = "INSERT INTO quarantine
                     (order_id, sale_id, user_id, epoch, seq, admitted_at, error, quarantined_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
-                let sql = format!("{insert}{}", dialect.or_replace("order_id", &["error"]));
+                let sql = format!("{insert}{}", dialect.on_conflict_update("order_id", &["error"]));
                 let (order, user, at) = (admitted.order.get(), admitted.user.get(), admitted.at.ms());
                 let (seq, now) = (admitted.seq, quarantined_at.ms());
                 tx.execute(&sql, args![order, sale.get(), user, epoch.0, seq, at, error.as_str(), now]).await?;

@@ -1,4 +1,4 @@
-//! Sales: reading, creating, editing. Every edit increments `ver`.
+//! Sales: reading, creating, editing. Every edit increments the version (column `ver`).
 
 use stampede_core::ports::{
     AddedStock, CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords,
@@ -35,7 +35,7 @@ fn read(row: &Row) -> Result<Sale> {
         cap: count(9)?,
         sold: count(10)?,
         epoch: Epoch(row.int(11)?),
-        ver: row.int(12)?,
+        version: row.int(12)?,
         released: row.int(13)?,
         phase: SalePhase::parse(&row.text(14)?).ok_or_else(bad)?,
     })
@@ -161,9 +161,9 @@ impl Store {
             Some(sale) if sale.status == status => EditOutcome::Repeated(sale),
             Some(sale) if !sale.status.may_become(status) => EditOutcome::Illegal(sale.status),
             Some(before) => {
-                let after = Sale { status, ver: before.ver + 1, ..before.clone() };
+                let after = Sale { status, version: before.version + 1, ..before.clone() };
                 let update = "UPDATE sale SET status = ?, ver = ? WHERE id = ?";
-                tx.execute(update, args![status.as_str(), after.ver, id.get()]).await?;
+                tx.execute(update, args![status.as_str(), after.version, id.get()]).await?;
                 tx.commit().await?;
                 return Ok(EditOutcome::Done { before, after });
             }
@@ -193,7 +193,7 @@ impl Store {
             }
             (Some(before), None) => {
                 let total = before.total + add;
-                let after = Sale { total, cap: total, ver: before.ver + 1, ..before.clone() };
+                let after = Sale { total, cap: total, version: before.version + 1, ..before.clone() };
                 let insert = "INSERT INTO top_up (request_id, sale_id, added, at) VALUES (?, ?, ?, ?)";
                 if !tx.insert_new(insert, args![request_id, id.get(), add, now.ms()]).await? {
                     // Another sale has used the same request id concurrently.
@@ -201,7 +201,7 @@ impl Store {
                     return Ok(EditOutcome::RequestIdReused);
                 }
                 let update = "UPDATE sale SET total = ?, cap = ?, ver = ? WHERE id = ?";
-                tx.execute(update, args![after.total, after.cap, after.ver, id.get()]).await?;
+                tx.execute(update, args![after.total, after.cap, after.version, id.get()]).await?;
                 tx.commit().await?;
                 return Ok(EditOutcome::Done { before, after });
             }

@@ -19,8 +19,8 @@ use crate::db::{Arg, Tx, args};
 /// The maximum number of shops that one search reads.
 const CANDIDATES: u32 = 1000;
 /// The number of n-grams among which the rarest is chosen.
-const PIECES: usize = 6;
-const LONGEST: usize = 3;
+const MAX_NGRAMS: usize = 6;
+const MAX_NGRAM_CHARS: usize = 3;
 
 /// The text in lower case, as it is compared.
 pub(super) fn fold(text: &str) -> String {
@@ -34,7 +34,7 @@ fn ngrams(folded: &str, length: usize) -> BTreeSet<String> {
 }
 
 fn all_ngrams(folded: &str) -> Vec<String> {
-    (1..=LONGEST).flat_map(|length| ngrams(folded, length)).collect()
+    (1..=MAX_NGRAM_CHARS).flat_map(|length| ngrams(folded, length)).collect()
 }
 
 /// A LIKE pattern for a part of a text, with special characters escaped for `ESCAPE '!'`.
@@ -102,8 +102,8 @@ impl Store {
 
     /// The rarest of some n-grams that are spread over the text. `None` if no shop has one of them.
     async fn rarest_ngram(&self, folded: &str, before: i64) -> Result<Option<String>> {
-        let all = ngrams(folded, folded.chars().count().clamp(1, LONGEST));
-        let step = all.len().div_ceil(PIECES).max(1);
+        let all = ngrams(folded, folded.chars().count().clamp(1, MAX_NGRAM_CHARS));
+        let step = all.len().div_ceil(MAX_NGRAMS).max(1);
         let mut some: Vec<String> = all.into_iter().step_by(step).collect();
         let count =
             "(SELECT COUNT(*) FROM (SELECT 1 AS one FROM shop_gram WHERE gram = ? AND shop_id < ? LIMIT ?) AS counted)";

@@ -235,23 +235,23 @@ pub async fn edits_are_versioned(stores: &Stores) {
     let EditOutcome::Done { before, after: paused } = set(SaleStatus::Paused).await.unwrap() else {
         panic!("not paused")
     };
-    assert_eq!((paused.status, paused.ver), (SaleStatus::Paused, 2));
-    assert_eq!((before.status, before.ver), (SaleStatus::OnSale, 1));
-    assert!(matches!(set(SaleStatus::Paused).await.unwrap(), EditOutcome::Repeated(sale) if sale.ver == 2));
+    assert_eq!((paused.status, paused.version), (SaleStatus::Paused, 2));
+    assert_eq!((before.status, before.version), (SaleStatus::OnSale, 1));
+    assert!(matches!(set(SaleStatus::Paused).await.unwrap(), EditOutcome::Repeated(sale) if sale.version == 2));
     assert_eq!(set(SaleStatus::Draft).await.unwrap(), EditOutcome::Illegal(SaleStatus::Paused));
     assert!(matches!(set(SaleStatus::Ended).await.unwrap(), EditOutcome::Done { .. }));
     assert_eq!(set(SaleStatus::OnSale).await.unwrap(), EditOutcome::Illegal(SaleStatus::Ended));
     let nowhere = SaleId::new(404).unwrap();
     assert_eq!(stores.ledger.set_status(nowhere, SaleStatus::Ended).await.unwrap(), EditOutcome::NoSuchSale);
-    assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().ver, 3);
+    assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().version, 3);
 }
 
 pub async fn tops_up_once(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
     let top_up = |add, request| stores.ledger.top_up(sale, add, request, NOW);
     let EditOutcome::Done { before, after: more } = top_up(3, "a").await.unwrap() else { panic!("not topped up") };
-    assert_eq!((more.total, more.cap, more.ver), (8, 8, 2));
-    assert_eq!((before.total, before.ver), (5, 1));
+    assert_eq!((more.total, more.cap, more.version), (8, 8, 2));
+    assert_eq!((before.total, before.version), (5, 1));
     assert!(matches!(top_up(3, "a").await.unwrap(), EditOutcome::Repeated(sale) if sale.total == 8));
     assert_eq!(top_up(4, "a").await.unwrap(), EditOutcome::RequestIdReused);
     assert!(matches!(top_up(4, "b").await.unwrap(), EditOutcome::Done { after, .. } if after.total == 12));

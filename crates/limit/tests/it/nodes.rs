@@ -94,7 +94,7 @@ async fn two_limits_are_checked_in_order_in_one_call() {
     let [by_ip, other_by_ip] = limiters(&nodes, "ip", per_hour(5));
     let [by_user, other_by_user] = limiters(&nodes, "user", per_hour(2));
     let buy = async |ip: &Limiter<_>, user: &Limiter<_>, name: &'static str| {
-        ip.count_here("ip")?.count_everywhere_with(user.count_here(name)?).await
+        ip.count_local("ip")?.count_shared_with(user.count_local(name)?).await
     };
     // After the call that the start makes.
     by_ip.check("another").await.unwrap();

@@ -1,4 +1,4 @@
-//! The findings of a check, and those that persist over several looks at a running system.
+//! The findings of a check, and those that persist over several passes over a running system.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,7 +14,7 @@ enum Subject {
     Order(OrderId),
 }
 
-/// The identity of a finding. Two looks show the same finding if the identities are equal.
+/// The identity of a finding. Two passes show the same finding if the identities are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct FindingId {
     kind: &'static str,
@@ -46,7 +46,7 @@ impl FindingId {
 struct Finding {
     id: FindingId,
     text: String,
-    /// Counts only if nothing has changed in the sale between two looks: the gate of a node sees the orders of other nodes later.
+    /// Counts only if nothing has changed in the sale between two passes: the gate of a node sees the orders of other nodes later.
     only_at_rest: bool,
 }
 
@@ -64,7 +64,7 @@ impl Findings {
     }
 }
 
-/// One invariant, or a part of it, checked in one look.
+/// One invariant, or a part of it, checked in one pass.
 #[derive(Debug)]
 pub struct InvariantCheck {
     invariant: u8,
@@ -108,24 +108,24 @@ impl InvariantCheck {
     }
 }
 
-/// Two looks at a sale have the same fingerprint if nothing has changed in it.
+/// Two passes over a sale have the same fingerprint if nothing has changed in it.
 pub(super) type Fingerprint = (usize, u64, i64);
 
-/// The findings that every look so far has shown.
+/// The findings that every pass so far has shown.
 #[derive(Debug, Default)]
 pub struct PersistentFindings {
     checks: Vec<InvariantCheck>,
     fingerprints: HashMap<SaleId, Fingerprint>,
-    looks: u32,
+    passes: u32,
 }
 
 impl PersistentFindings {
-    /// Keeps the findings that were present before and are in this look too.
-    pub(super) fn add(&mut self, look: Vec<InvariantCheck>, fingerprints: HashMap<SaleId, Fingerprint>) {
-        if self.looks == 0 {
-            self.checks = look;
+    /// Keeps the findings that were present before and are in this pass too.
+    pub(super) fn add(&mut self, pass: Vec<InvariantCheck>, fingerprints: HashMap<SaleId, Fingerprint>) {
+        if self.passes == 0 {
+            self.checks = pass;
         } else {
-            for (before, now) in self.checks.iter_mut().zip(look) {
+            for (before, now) in self.checks.iter_mut().zip(pass) {
                 let earlier: HashSet<FindingId> = before.findings.iter().map(|finding| finding.id).collect();
                 let at_rest = |sale| self.fingerprints.get(&sale) == fingerprints.get(&sale);
                 *before = now;
@@ -135,11 +135,11 @@ impl PersistentFindings {
             }
         }
         self.fingerprints = fingerprints;
-        self.looks += 1;
+        self.passes += 1;
     }
 
-    pub const fn looks(&self) -> u32 {
-        self.looks
+    pub const fn passes(&self) -> u32 {
+        self.passes
     }
 
     pub fn failed(&self) -> bool {
@@ -201,7 +201,7 @@ mod tests {
         FindingId::order("x", SaleId::new(1).unwrap(), OrderId::new(id).unwrap())
     }
 
-    fn look(keys: &[(i64, bool)]) -> Vec<InvariantCheck> {
+    fn pass(keys: &[(i64, bool)]) -> Vec<InvariantCheck> {
         let mut findings = Findings::default();
         for &(id, at_rest) in keys {
             match at_rest {
@@ -220,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn only_findings_of_every_look_persist() {
+    fn only_findings_of_every_pass_persist() {
         let mut persistent = PersistentFindings::default();
         for keys in [[(1, false), (2, false)], [(2, false), (3, false)]] {
-            persistent.add(look(&keys), HashMap::new());
+            persistent.add(pass(&keys), HashMap::new());
         }
         assert_eq!(shown(&persistent), ["2"]);
-        persistent.add(look(&[(3, false)]), HashMap::new());
+        persistent.add(pass(&[(3, false)]), HashMap::new());
         assert!(!persistent.failed());
     }
 
@@ -234,10 +234,10 @@ mod tests {
     fn missing_marks_count_only_while_nothing_changes() {
         let fingerprint = |rows| HashMap::from([(SaleId::new(1).unwrap(), (rows, 0, 0))]);
         let mut persistent = PersistentFindings::default();
-        persistent.add(look(&[(1, true)]), fingerprint(1));
-        persistent.add(look(&[(1, true)]), fingerprint(1));
+        persistent.add(pass(&[(1, true)]), fingerprint(1));
+        persistent.add(pass(&[(1, true)]), fingerprint(1));
         assert!(persistent.failed());
-        persistent.add(look(&[(1, true)]), fingerprint(2));
+        persistent.add(pass(&[(1, true)]), fingerprint(2));
         assert!(!persistent.failed());
     }
 }

@@ -1,6 +1,6 @@
 //! The invariants, and the evidence that they are checked against.
 //!
-//! - `findings`: the findings, and those that persist over several looks at a running system
+//! - `findings`: the findings, and those that persist over several passes over a running system
 //! - `rows`: the checks of ledger and gates; `responses`: the checks of a recorded history
 //!
 //! What cannot be checked in a given situation (a stopped system, no history) is reported as not checkable, never as passed.
@@ -74,7 +74,7 @@ impl Evidence {
                 .wrapping_add(row.order.updated_at.ms().cast_unsigned())
                 .wrapping_add(u64::from(row.live))
         };
-        (self.ledger.orders.len(), self.ledger.orders.iter().fold(0, updates), self.ledger.sale.ver)
+        (self.ledger.orders.len(), self.ledger.orders.iter().fold(0, updates), self.ledger.sale.version)
     }
 }
 
@@ -166,7 +166,7 @@ pub fn check_once(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules)
     ]
 }
 
-/// The results of one look.
+/// The results of one pass.
 pub fn check(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules) -> Vec<Line> {
     check_once(sales, history, rules).iter().map(InvariantCheck::line).collect()
 }
@@ -174,13 +174,13 @@ pub fn check(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules) -> V
 /// How long a running system is polled.
 #[derive(Debug, Clone, Copy)]
 pub struct Polling {
-    /// A finding counts if every look during this time shows it.
+    /// A finding counts if every pass during this time shows it.
     pub duration: Duration,
     pub interval: Duration,
 }
 
-/// The minimum number of looks before a finding counts, however long one takes.
-const MIN_LOOKS: u32 = 4;
+/// The minimum number of passes before a finding counts, however long one takes.
+const MIN_PASSES: u32 = 4;
 
 /// Polls a running system until there are no findings, or until they have persisted.
 pub async fn poll<E>(
@@ -196,7 +196,7 @@ pub async fn poll<E>(
         let fingerprints: HashMap<SaleId, Fingerprint> =
             evidence.iter().map(|sale| (sale.ledger.sale.id, sale.fingerprint())).collect();
         persistent.add(check_once(&evidence, history, rules), fingerprints);
-        let long_enough = Instant::now() >= deadline && persistent.looks() >= MIN_LOOKS;
+        let long_enough = Instant::now() >= deadline && persistent.passes() >= MIN_PASSES;
         if !persistent.failed() || long_enough {
             return Ok((evidence, persistent.lines()));
         }

@@ -335,7 +335,7 @@ pub(super) fn refusals_were_correct(answers: &Responses<'_>, rules: Rules, findi
         let (status, window, apart) = (ledger.sale.status, ledger.sale.window, rules.max_clock_skew);
         // Every edit increments the version, and an edit that is not a top-up changes the status.
         let top_ups = i64::try_from(ledger.top_ups.len()).unwrap_or(i64::MAX);
-        let never_paused = ledger.sale.ver <= 1 + top_ups && sale.evidence.from_database;
+        let never_paused = ledger.sale.version <= 1 + top_ups && sale.evidence.from_database;
         for attempt in &sale.buys {
             let incorrect = match attempt.response {
                 Response::NotStarted => attempt.start_us >= history_us(window.begin.plus(apart)),

@@ -129,7 +129,7 @@ fn gate_matches_ledger(
 
 /// Top-ups can be read only from the database. Without them, the stock at an earlier moment is not known.
 pub(super) fn top_ups_unknown(sales: &[Evidence]) -> Option<String> {
-    let edited = sales.iter().any(|sale| !sale.from_database && sale.ledger.sale.ver > 1);
+    let edited = sales.iter().any(|sale| !sale.from_database && sale.ledger.sale.version > 1);
     edited.then(|| format!("a sale was edited, and {}", super::NO_DATABASE))
 }
 

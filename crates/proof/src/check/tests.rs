@@ -52,7 +52,7 @@ impl Case {
             sold: 0,
             epoch: Epoch(1),
             phase: SalePhase::Open,
-            ver: 1,
+            version: 1,
             released: 0,
         };
         let ledger = SaleRecords {
@@ -160,7 +160,7 @@ impl Case {
         ledger.top_ups.push(AddedStock { at, added });
         ledger.sale.total += added;
         ledger.sale.cap = ledger.sale.total;
-        ledger.sale.ver += 1;
+        ledger.sale.version += 1;
     }
 
     fn lines(&self) -> Vec<Line> {
@@ -385,7 +385,7 @@ fn detects_incorrect_refusals() {
         broken(|case| case.attempt(9, 50, response, None)).violates(6, response.as_str());
     }
     let mut paused = Case::sold(5, 4);
-    paused.evidence.ledger.sale.ver += 2;
+    paused.evidence.ledger.sale.version += 2;
     paused.attempt(9, 50, Response::Paused, None);
     paused.holds();
     let mut early = Case::sold(5, 4);

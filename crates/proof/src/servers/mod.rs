@@ -89,7 +89,7 @@ impl Server {
                 let kind = if taken { ErrorKind::AddrInUse } else { ErrorKind::Other };
                 return Err(Error::new(kind, format!("{} did not start ({ended:?}):\n{log}", self.kind)));
             }
-            if silent(&mut (self.ready)(self.port)).status()?.success() {
+            if without_stdio(&mut (self.ready)(self.port)).status()?.success() {
                 break;
             }
             pause();
@@ -145,7 +145,7 @@ pub fn free_port() -> Result<u16> {
     }
 }
 
-fn silent(command: &mut Command) -> &mut Command {
+fn without_stdio(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
@@ -161,7 +161,7 @@ pub fn run(command: &mut Command) -> Result<String> {
 }
 
 /// A command that runs as another user if this process is root: the servers refuse to run as root.
-pub(crate) fn as_user(user: &str, program: &Path) -> Command {
+pub(crate) fn command_as_user(user: &str, program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
     }

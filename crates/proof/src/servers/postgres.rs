@@ -5,7 +5,7 @@ use std::io::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Server, as_user, change_owner, run};
+use super::{Server, change_owner, command_as_user, run};
 
 const USER: &str = "postgres";
 
@@ -26,14 +26,14 @@ pub fn start() -> Result<Server> {
 pub fn start_with_env(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     let prepare = |directory: &Path| {
         change_owner(USER, directory)?;
-        let mut init = as_user(USER, &program("initdb"));
+        let mut init = command_as_user(USER, &program("initdb"));
         init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"])
             .arg(directory.join("data"));
         run(&mut init).map(drop)
     };
     let start = move |directory: &Path, port: u16| {
         // `env` sets the variables for the server alone and not for the program that changes the user.
-        let mut command = as_user(USER, Path::new("env"));
+        let mut command = command_as_user(USER, Path::new("env"));
         for (name, value) in &environment {
             let mut setting = OsString::from(format!("{name}="));
             setting.push(value);

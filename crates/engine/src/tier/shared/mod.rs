@@ -33,7 +33,7 @@ use stampede_redis::{Client, Servers};
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::recovery::{Changes, Losses, NotReady, Recovery};
+use self::recovery::{Changes, LostSales, NotReady, Recovery};
 use self::seller::{Answer, Job, Seller, SellerHandle};
 use self::subscription::Subscription;
 use super::per_sale::PerSale;
@@ -43,7 +43,7 @@ use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
 use crate::recording::{CommitOutcome, Pending, Recording};
-use crate::retention::is_long_over;
+use crate::retention::is_past_retention;
 use crate::shared_sessions::SharedSessions;
 
 /// The most entries in a sale's outbox: entries are settled right after the commit, so a full one means that the ledger is stuck.
@@ -85,7 +85,7 @@ pub(crate) struct Shared {
     permits: Arc<Semaphore>,
     queues: PerSale<SaleQueue>,
     sessions: Arc<SharedSessions>,
-    losses: Arc<Losses>,
+    losses: Arc<LostSales>,
     changes: Arc<Changes>,
     /// Why the gate cannot be used.
     not_ready: Mutex<Option<NotReady>>,
@@ -210,7 +210,7 @@ impl Shared {
         let retrying = seller.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
         let max_batch = max_batch.min(MAX_ADMITTED_AT_ONCE);
-        // A request that nobody waits for any more has had no effect yet, so it is dropped.
+        // A request whose caller has gone has had no effect yet, so it is dropped.
         let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Drop };
         let batcher = Batcher::new(SellerHandle(seller.clone()), options, self.permits.clone());
         SaleQueue { seller, batcher, retrying }
@@ -230,7 +230,7 @@ impl Shared {
     }
 
     fn adopt(&self, sale: &Sale) {
-        if sale.phase == SalePhase::Open && !is_long_over(sale, self.context.clock.now()) {
+        if sale.phase == SalePhase::Open && !is_past_retention(sale, self.context.clock.now()) {
             self.gate.adopt(sale);
         }
     }
@@ -242,7 +242,7 @@ impl Tier for Shared {
         if self.gate.opened_as(sale).is_none() {
             // Only sales that the ledger calls open are sent to the gate.
             let sale = self.context.sale_index.get(sale);
-            let is_loading = sale.is_some_and(|sale| !is_long_over(&sale, self.context.clock.now()));
+            let is_loading = sale.is_some_and(|sale| !is_past_retention(&sale, self.context.clock.now()));
             return if is_loading {
                 Err(GateError::NotOpen.into())
             } else {
@@ -273,7 +273,7 @@ impl Tier for Shared {
         let incarnation = self.gate.incarnation();
         let Some(loaded) = self.context.ledger.load(id).await? else { return Ok(None) };
         let mut sale = loaded.sale.clone();
-        if !is_long_over(&sale, self.context.clock.now()) {
+        if !is_past_retention(&sale, self.context.clock.now()) {
             self.gate.open(loaded).await?;
             if !self.context.ledger.finish_load(id, sale.epoch, incarnation).await? {
                 return Err(GateError::NotOpen.into());

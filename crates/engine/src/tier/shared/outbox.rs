@@ -13,7 +13,7 @@ use crate::error::Error;
 
 const INTERVAL: Duration = Duration::from_millis(500);
 /// An entry that has been in the outbox for this long was left. Measured from when this node first saw it, so that no clocks are compared.
-const LEFT_AFTER: Duration = Duration::from_secs(2);
+const STALE_AFTER: Duration = Duration::from_secs(2);
 /// Entries that are read at once.
 const PAGE: usize = 100;
 
@@ -29,7 +29,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
         let Some(shared) = shared.upgrade() else { return };
         let mut still_there = Seen::new();
         for sale in shared.gate.sales() {
-            if let Err(error) = settle_left(&shared, sale, &seen, &mut still_there).await {
+            if let Err(error) = settle_stale(&shared, sale, &seen, &mut still_there).await {
                 tracing::debug!(%sale, %error, "cannot read the outbox; trying again");
             }
         }
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Weak<Shared>) {
 }
 
 /// Settles the entries of one sale that were left, and notes the others.
-async fn settle_left(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_there: &mut Seen) -> Result<(), Error> {
+async fn settle_stale(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_there: &mut Seen) -> Result<(), Error> {
     let mut after = None;
     loop {
         let entries = shared.gate.entries(sale, after, PAGE).await?;
@@ -51,14 +51,14 @@ async fn settle_left(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_ther
             let first_seen = *still_there
                 .entry((sale, entry.id))
                 .or_insert_with(|| seen.get(&(sale, entry.id)).copied().unwrap_or(now));
-            if now.duration_since(first_seen) >= LEFT_AFTER {
+            if now.duration_since(first_seen) >= STALE_AFTER {
                 left.push(entry);
             }
         }
         if !left.is_empty() {
             tracing::info!(%sale, entries = left.len(), "recording orders that were left in the outbox");
             let seller = shared.with_queue(sale, |queue| queue.seller.clone())?;
-            seller.settle_left(&left).await;
+            seller.settle_stale(&left).await;
         }
         if is_last_page {
             return Ok(());

@@ -13,21 +13,21 @@ use tokio::sync::Notify;
 
 use super::{Shared, rebuild, requirements};
 use crate::error::{Error, describe};
-use crate::retention::{RETENTION, is_long_over};
+use crate::retention::{RETENTION, is_past_retention};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest pause between two rounds.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 /// The shortest pause between two readings of changed sales.
 const CHANGES_PAUSE: Duration = Duration::from_millis(5);
-/// A sale that is not open and makes no progress for this long is opened by whoever notices. Too early is harmless.
+/// A sale that is not open and makes no progress for this long is opened by the first node that notices. Doing so too early is harmless.
 const STALLED_AFTER: Duration = Duration::from_secs(5);
 /// Sales that are compared with the gate at once.
 const CONCURRENT_SNAPSHOTS: usize = 16;
 /// The epoch of a sale that has never been rebuilt.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
-/// Why the gate cannot be used. Everybody may see the message; the causes are logged only.
+/// Why the gate cannot be used. The message is public; the causes are only logged.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum NotReady {
     #[error("the node is starting")]
@@ -78,12 +78,12 @@ impl From<Error> for NotReady {
 
 /// Sales for which the gate has answered that it lost them, with the incarnation and the epoch that were used.
 #[derive(Debug, Default)]
-pub(super) struct Losses {
+pub(super) struct LostSales {
     found: Mutex<HashMap<SaleId, (u64, Epoch)>>,
     notify: Notify,
 }
 
-impl Losses {
+impl LostSales {
     pub(super) fn report(&self, sale: SaleId, incarnation: u64, epoch: Epoch) {
         self.found.lock().insert(sale, (incarnation, epoch));
         self.notify.notify_one();
@@ -150,7 +150,7 @@ pub(super) async fn run(shared: Weak<Shared>, mut recovery: Recovery) {
         } else {
             // The reason has been logged, and `ready` returns it.
             let _ = recovery.round(&shared).await;
-            // Losses are reported at the rate of the requests.
+            // LostSales are reported at the rate of the requests.
             tokio::time::sleep(SHORTEST_PAUSE).await;
         }
     }
@@ -173,7 +173,7 @@ async fn compare(shared: &Shared, sale: &Sale) {
     let Some((incarnation, epoch)) = shared.gate.opened_as(sale.id) else { return };
     let compared = async {
         let snapshot = shared.gate.snapshot(sale.id).await?;
-        if snapshot.is_some_and(|snapshot| snapshot.ver < sale.ver) {
+        if snapshot.is_some_and(|snapshot| snapshot.version < sale.version) {
             shared.gate.edit(sale).await?;
         }
         Ok::<_, GateError>(())
@@ -268,7 +268,7 @@ impl Recovery {
 /// Removes sales that are long over from the gate.
 async fn retire(shared: &Arc<Shared>, now: Timestamp) -> Result<(), NotReady> {
     for id in shared.gate.sales() {
-        let is_over = shared.context.sale_index.get(id).is_some_and(|sale| is_long_over(&sale, now));
+        let is_over = shared.context.sale_index.get(id).is_some_and(|sale| is_past_retention(&sale, now));
         if is_over
             && shared.gate.remove(id).await?
             && let Some(queue) = shared.queues.remove(id)

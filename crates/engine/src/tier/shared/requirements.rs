@@ -20,7 +20,7 @@ pub(super) async fn check(
     ledger: &(dyn GateRecords + '_),
     assume_noeviction: bool,
 ) -> Result<(), NotReady> {
-    let server: String = ask(client, &["INFO", "server"]).await?;
+    let server: String = query(client, &["INFO", "server"]).await?;
     let version = field(&server, "redis_version").unwrap_or_default();
     if parse_version(version).is_none_or(|version| version < OLDEST_VERSION) {
         let (major, minor) = OLDEST_VERSION;
@@ -29,7 +29,7 @@ pub(super) async fn check(
     if !assume_noeviction {
         check_eviction(client).await?;
     }
-    let persistence: String = ask(client, &["INFO", "persistence"]).await?;
+    let persistence: String = query(client, &["INFO", "persistence"]).await?;
     if field(&persistence, "aof_enabled") == Some("0") {
         tracing::warn!(
             "Redis does not write an append-only file (appendonly no): when it dies, orders that were admitted and not yet recorded are lost, \
@@ -37,7 +37,7 @@ pub(super) async fn check(
         );
     }
     let before = ledger.now().await?;
-    let (seconds, microseconds): (i64, i64) = ask(client, &["TIME"]).await?;
+    let (seconds, microseconds): (i64, i64) = query(client, &["TIME"]).await?;
     let after = ledger.now().await?;
     let redis = Timestamp::from_ms(seconds * 1000 + microseconds / 1000);
     if redis < before.minus(MAX_CLOCK_DIFFERENCE) || redis > after.plus(MAX_CLOCK_DIFFERENCE) {
@@ -51,7 +51,7 @@ pub(super) async fn check(
 
 /// Without an evicted mark, the gate would admit orders that the ledger then rejects, and tell owners that the sale is sold out.
 async fn check_eviction(client: &Client) -> Result<(), NotReady> {
-    let answer: Result<Vec<String>, _> = try_ask(client, &["CONFIG", "GET", "maxmemory-policy"]).await;
+    let answer: Result<Vec<String>, _> = try_query(client, &["CONFIG", "GET", "maxmemory-policy"]).await;
     match answer {
         Ok(policy) => match policy.get(1).map(String::as_str) {
             Some("noeviction") => Ok(()),
@@ -69,11 +69,11 @@ async fn check_eviction(client: &Client) -> Result<(), NotReady> {
     }
 }
 
-async fn ask<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, NotReady> {
-    try_ask(client, command).await.map_err(|error| NotReady::Redis(error.to_string()))
+async fn query<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, NotReady> {
+    try_query(client, command).await.map_err(|error| NotReady::Redis(error.to_string()))
 }
 
-async fn try_ask<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, CommandError> {
+async fn try_query<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, CommandError> {
     let mut sent = redis::Cmd::new();
     sent.arg(command);
     let reply = client.send(sent).await?;

@@ -16,7 +16,7 @@ use stampede_gate::redis::{Entry, EntryId};
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::recovery::Losses;
+use super::recovery::LostSales;
 use crate::batcher::Backend;
 use crate::recording::{CommitOutcome, Pending, Recording};
 
@@ -39,7 +39,7 @@ pub(super) struct Seller {
     sale: SaleId,
     gate: Arc<RedisGate>,
     recording: Recording,
-    losses: Arc<Losses>,
+    losses: Arc<LostSales>,
     /// Held while orders of the sale are recorded: one call of the ledger at a time.
     exclusive: Mutex<()>,
     /// Calls that settle entries, after their buyers have been answered.
@@ -50,7 +50,7 @@ pub(super) struct Seller {
 }
 
 impl Seller {
-    pub(super) fn new(sale: SaleId, gate: Arc<RedisGate>, recording: Recording, losses: Arc<Losses>) -> Self {
+    pub(super) fn new(sale: SaleId, gate: Arc<RedisGate>, recording: Recording, losses: Arc<LostSales>) -> Self {
         Self {
             sale,
             gate,
@@ -137,7 +137,7 @@ impl Seller {
     }
 
     /// Records the orders of entries that were left in the outbox, and settles these.
-    pub(super) async fn settle_left(&self, entries: &[Entry]) {
+    pub(super) async fn settle_stale(&self, entries: &[Entry]) {
         for entry in entries {
             let epoch = entry.id.epoch;
             let pending: Vec<_> = entry.orders.iter().map(|&admitted| Pending { epoch, admitted }).collect();

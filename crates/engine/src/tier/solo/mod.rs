@@ -27,7 +27,7 @@ use super::{AdmitOutcome, Context, Tier};
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
 use crate::recording::{CommitOutcome, Pending, Recording};
-use crate::retention::is_long_over;
+use crate::retention::is_past_retention;
 use crate::shared_sessions::SharedSessions;
 
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +87,7 @@ impl Solo {
         let gate = Arc::new(MemoryGate::new());
         for sale in ledger.sales(None).await? {
             // Loaded with its orders in one snapshot, which `sales` does not give.
-            if !is_long_over(&sale, context.clock.now())
+            if !is_past_retention(&sale, context.clock.now())
                 && let Some(loaded) = ledger.load(sale.id).await?
             {
                 gate.open(loaded);
@@ -192,7 +192,7 @@ impl Tier for Solo {
     async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError> {
         let Some(loaded) = self.context.ledger.load(sale).await? else { return Ok(None) };
         let sale = loaded.sale.clone();
-        if !is_long_over(&sale, self.context.clock.now()) {
+        if !is_past_retention(&sale, self.context.clock.now()) {
             self.gate.open(loaded);
         }
         self.context.sale_index.put(sale.clone());

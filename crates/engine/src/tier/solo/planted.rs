@@ -14,7 +14,7 @@ pub(super) async fn run(ledger: Arc<dyn Ledger>, gate: Arc<MemoryGate>) {
             let Some(seen) = gate.snapshot(id).filter(|seen| seen.marks > seen.settled) else { continue };
             if let Ok(Some(mut sale)) = ledger.sale(id).await {
                 sale.cap = seen.marks + (sale.total - sale.sold);
-                sale.ver = seen.ver + 1;
+                sale.version = seen.version + 1;
                 gate.edit(&sale);
             }
         }

@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Solo;
 use crate::error::describe;
-use crate::retention::{RETENTION, is_long_over};
+use crate::retention::{RETENTION, is_past_retention};
 
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 /// How long after another process was last seen its effects may still appear.
@@ -25,7 +25,7 @@ struct Difference {
     times: u32,
 }
 
-/// How many orders of a sale had died at the last look, and how often the sale is still to be reloaded because of that.
+/// How many orders of a sale had died at the last check, and how often the sale is still to be reloaded because of that.
 #[derive(Debug, Clone, Copy, Default)]
 struct Released {
     seen: i64,
@@ -55,22 +55,23 @@ pub(super) async fn run(solo: Weak<Solo>) {
     loop {
         ticks.tick().await;
         let Some(solo) = solo.upgrade() else { return };
-        if let Err(error) = watch.look(&solo).await {
+        if let Err(error) = watch.check(&solo).await {
             tracing::warn!(error = describe(&error), "cannot compare the sales with the ledger; trying again");
         }
     }
 }
 
 impl Watch {
-    async fn look(&mut self, solo: &Arc<Solo>) -> Result<()> {
+    async fn check(&mut self, solo: &Arc<Solo>) -> Result<()> {
         self.refreshing.retain(|_, task| !task.is_finished());
         self.retiring.retain(|task| !task.is_finished());
         if solo.config.shared_ledger {
-            self.look_for_others(solo).await?;
+            self.check_for_other_workers(solo).await?;
         }
         let now = solo.context.clock.now();
         for id in solo.gate.sales() {
-            if solo.context.sale_index.get(id).is_some_and(|sale| is_long_over(&sale, now)) && solo.gate.remove(id) {
+            if solo.context.sale_index.get(id).is_some_and(|sale| is_past_retention(&sale, now)) && solo.gate.remove(id)
+            {
                 let solo = solo.clone();
                 self.retiring.push(spawn(async move { solo.retire(id).await }));
             }
@@ -78,7 +79,7 @@ impl Watch {
         let (mut differences, mut released) = (HashMap::new(), HashMap::new());
         for sale in solo.context.ledger.sales(Some(now.minus(RETENTION))).await? {
             let id = sale.id;
-            released.insert(id, self.look_for_released(solo, &sale));
+            released.insert(id, self.reload_if_released(solo, &sale));
             if let Some(difference) = update(solo, sale, self.differences.get(&id)).await? {
                 if difference.times > 1 && difference.times.is_power_of_two() {
                     self.refresh(solo, id);
@@ -91,7 +92,7 @@ impl Watch {
     }
 
     /// Reloads the sale if orders of it have died and none of its orders is on its way.
-    fn look_for_released(&mut self, solo: &Arc<Solo>, sale: &Sale) -> Released {
+    fn reload_if_released(&mut self, solo: &Arc<Solo>, sale: &Sale) -> Released {
         let mut released = self.released.get(&sale.id).copied().unwrap_or_default();
         if sale.released != released.seen {
             released = Released { seen: sale.released, reloads_due: RELOADS_AFTER_RELEASE };
@@ -113,7 +114,7 @@ impl Watch {
         self.refreshing.entry(id).or_insert_with(|| spawn(async move { solo.refresh(id).await }));
     }
 
-    async fn look_for_others(&mut self, solo: &Arc<Solo>) -> Result<()> {
+    async fn check_for_other_workers(&mut self, solo: &Arc<Solo>) -> Result<()> {
         let has_others = &solo.context.has_others;
         if solo.context.ledger.has_other_workers(&solo.context.holder).await? {
             self.others_seen = Some(Instant::now());

@@ -1,7 +1,7 @@
 //! The part of the suite about users: challenges, sessions, accounts.
 
 use stampede_core::ports::{
-    Challenge, ChallengeId, Disabled, Fenced, LogInOutcome, Session, SessionId, WhichChallenge,
+    Challenge, ChallengeId, ChallengeSelector, Disabled, Fenced, LogInOutcome, Session, SessionId,
 };
 
 use super::*;
@@ -31,8 +31,8 @@ pub async fn challenge_has_limited_attempts_and_is_used_once(stores: &Stores) {
     let tries: Vec<_> = (0..stampede_testkit::count(1000, 50))
         .map(|n| {
             let (accounts, phone, guessers) = (accounts.clone(), phone.clone(), guessers.clone());
-            let by_id = WhichChallenge::Id(guessers.id);
-            let which = if n % 2 == 0 { by_id } else { WhichChallenge::NewestFrom(guessers.address) };
+            let by_id = ChallengeSelector::Id(guessers.id);
+            let which = if n % 2 == 0 { by_id } else { ChallengeSelector::NewestFrom(guessers.address) };
             tokio::spawn(async move {
                 let tried = accounts.try_challenge(&phone, which, 5, NOW).await.unwrap();
                 assert!(tried.as_ref().is_none_or(|one| *one == guessers));
@@ -47,16 +47,16 @@ pub async fn challenge_has_limited_attempts_and_is_used_once(stores: &Stores) {
     assert_eq!(compared, 5);
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), 5);
 
-    let mine_by_id = WhichChallenge::Id(mine.id);
+    let mine_by_id = ChallengeSelector::Id(mine.id);
     let tried = async |phone: &Phone, which, now| accounts.try_challenge(phone, which, 5, now).await.unwrap();
     assert_eq!(tried(&phone, mine_by_id, NOW).await, Some(mine.clone()), "another's tries are not mine");
     let (other, elsewhere) = (Phone::parse("13900000000").unwrap(), [192, 0, 2, 9].into());
     assert_eq!(tried(&other, mine_by_id, NOW).await, None, "another phone");
-    assert_eq!(tried(&phone, WhichChallenge::NewestFrom(elsewhere), NOW).await, None, "another address");
+    assert_eq!(tried(&phone, ChallengeSelector::NewestFrom(elsewhere), NOW).await, None, "another address");
     assert_eq!(tried(&phone, mine_by_id, mine.expires_at).await, None, "expired");
     let newer = challenge(3, &phone, 1, NOW.plus(Duration::from_millis(1)));
     accounts.put_challenge(&newer, 20).await.unwrap();
-    assert_eq!(tried(&phone, WhichChallenge::NewestFrom(mine.address), NOW).await, Some(newer), "the newest");
+    assert_eq!(tried(&phone, ChallengeSelector::NewestFrom(mine.address), NOW).await, Some(newer), "the newest");
     assert_eq!(accounts.login_failures(&phone).await.unwrap(), 7, "refused tries do not count");
 
     let newcomer = User { id: user(5), phone: phone.clone(), nickname: "n".into() };
@@ -88,7 +88,7 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
     }
     let mut live = Vec::new();
     for n in 1..30 {
-        let which = WhichChallenge::Id(ChallengeId([n; 16]));
+        let which = ChallengeSelector::Id(ChallengeId([n; 16]));
         if accounts.try_challenge(&phone, which, 5, at(30)).await.unwrap().is_some() {
             live.push(n);
         }
@@ -107,7 +107,7 @@ pub async fn challenges_of_a_phone_are_bounded(stores: &Stores) {
     for n in 30..50 {
         accounts.put_challenge(&challenge(n, &phone, 1, NOW), 20).await.unwrap();
         for _ in 0..5 {
-            let which = WhichChallenge::Id(ChallengeId([n; 16]));
+            let which = ChallengeSelector::Id(ChallengeId([n; 16]));
             accounts.try_challenge(&phone, which, 5, NOW).await.unwrap().unwrap();
         }
     }
