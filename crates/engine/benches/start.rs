@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;
 use stampede_core::SystemClock;
-use stampede_engine::{AuthConfig, CacheConfig, Config, Engine, IdConfig, SendBudgets, SoloConfig, TierConfig};
+use stampede_engine::{Config, Engine, IdConfig, SoloConfig, TierConfig};
 use stampede_ledger::Database;
-use stampede_limit::Limit;
+
+#[path = "../tests/it/config.rs"]
+mod config;
+
+use config::{AUTH, CACHE};
 
 const ROUNDS: usize = 7;
 const ORDERS: usize = 1_000_000;
-
-const MANY: Limit = Limit { count: 1_000_000, window: Duration::from_secs(60) };
 
 const SOLO: SoloConfig = SoloConfig {
     shared_ledger: false,
@@ -31,28 +33,8 @@ const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
-    cache: CacheConfig {
-        ttl: Duration::from_secs(60),
-        refresh_after: Duration::from_secs(10),
-        empty_ttl: Duration::from_secs(5),
-        local_ttl: Duration::from_secs(1),
-        jitter: 0.1,
-        max_entries: 1000,
-        filter_rebuild_interval: Duration::from_secs(60),
-        redis_timeout: Duration::from_secs(1),
-    },
-    auth: AuthConfig {
-        session_ttl: Duration::from_secs(60),
-        session_lifetime: Duration::from_secs(24 * 3600),
-        max_sessions: 20,
-        session_memory: 100,
-        session_keys: None,
-        code_ttl: Duration::from_secs(60),
-        code_tries: 5,
-        budgets: SendBudgets::uniform(MANY, 100),
-        proof_of_work_bits: 0,
-        show_codes: true,
-    },
+    cache: CACHE,
+    auth: AUTH,
 };
 
 /// Users in random order.

@@ -13,12 +13,12 @@ use metrics::counter;
 use rand::RngExt as _;
 use stampede_core::ports::{Challenge, ChallengeId, ChallengeSelector, LogInOutcome, Session, SessionId};
 use stampede_core::{Code, LONG_CODES_AFTER, Phone, Timestamp, User, UserId};
+use stampede_limit::rate_limit_key;
 use tokio::time::Instant;
 
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::proof_of_work::{Puzzle, Solution};
-use crate::send_budget::budget_address;
 
 const DIGITS: u32 = 6;
 const LONG_DIGITS: u32 = 10;
@@ -70,7 +70,7 @@ impl Engine {
         }
         auth.proof_of_work.check(&auth.token_signer, phone, solution, auth.clock.now())?;
         auth.budgets.take(phone, address).await.map_err(|wait| Error::Limited { wait })?;
-        let sent = self.send_challenge(phone, budget_address(address)).await;
+        let sent = self.send_challenge(phone, rate_limit_key(address)).await;
         if sent.is_err() {
             auth.budgets.undo(phone, address);
         }
@@ -104,7 +104,7 @@ impl Engine {
         address: IpAddr,
     ) -> Result<LoggedIn, Error> {
         let started = Instant::now();
-        let which = challenge.map_or(ChallengeSelector::NewestFrom(budget_address(address)), ChallengeSelector::Id);
+        let which = challenge.map_or(ChallengeSelector::NewestFrom(rate_limit_key(address)), ChallengeSelector::Id);
         let done = self.use_code(phone, code, which).await;
         if matches!(done, Err(Error::Plain(Code::WrongCode))) {
             let steps = started.elapsed().as_millis() / REFUSAL_TIME_UNIT.as_millis() + 1;

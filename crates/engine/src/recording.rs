@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use metrics::{Counter, counter};
+use metrics::{Counter, Histogram, counter, histogram};
 use parking_lot::{Mutex, MutexGuard};
 use stampede_core::ports::{Admitted, LedgerError, OrderLedger, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Clock, Epoch, OrderId, SaleId};
@@ -70,6 +70,8 @@ pub(crate) struct Recording {
     last_recorded: Mutex<Option<Instant>>,
     retries: Counter,
     quarantined: Counter,
+    batch_size: Histogram,
+    batch_seconds: Histogram,
 }
 
 /// The database rejected the data.
@@ -92,11 +94,27 @@ impl Recording {
             last_recorded: Mutex::new(None),
             retries: counter!("stampede_commit_retries_total"),
             quarantined: counter!("stampede_quarantined_total"),
+            batch_size: histogram!("stampede_commit_batch_size"),
+            batch_seconds: histogram!("stampede_commit_seconds"),
         }
     }
 
-    /// Records orders of one epoch: one outcome for each, in their order.
-    pub(crate) async fn record(&self, epoch: Epoch, batch: &[Admitted]) -> Vec<CommitOutcome> {
+    /// Records orders: one outcome for each, in their order.
+    pub(crate) async fn record(&self, batch: &[Pending]) -> Vec<CommitOutcome> {
+        let started = Instant::now();
+        let mut outcomes = Vec::with_capacity(batch.len());
+        for of_one_epoch in batch.chunk_by(|a, b| a.epoch == b.epoch) {
+            let orders: Vec<Admitted> = of_one_epoch.iter().map(|pending| pending.admitted).collect();
+            outcomes.extend(self.record_epoch(of_one_epoch[0].epoch, &orders).await);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
+        self.batch_size.record(batch.len() as f64);
+        self.batch_seconds.record(started.elapsed());
+        outcomes
+    }
+
+    /// Records orders of one epoch.
+    async fn record_epoch(&self, epoch: Epoch, batch: &[Admitted]) -> Vec<CommitOutcome> {
         let mut pause = FIRST_PAUSE;
         loop {
             let error = match self.attempt(epoch, batch).await {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, counter};
 use parking_lot::Mutex;
 use stampede_core::Phone;
-use stampede_limit::{Check, Counters, Limit, Limiter, check_all, network, undo_all};
+use stampede_limit::{Check, Counters, Limit, Limiter, check_all, network, rate_limit_key, undo_all};
 
 use crate::token::TokenSigner;
 
@@ -41,11 +41,6 @@ impl SendBudgets {
             memory,
         }
     }
-}
-
-/// The address that budgets and challenges are counted by.
-pub(crate) fn budget_address(address: IpAddr) -> IpAddr {
-    network(address, 64)
 }
 
 /// The network that shares of a phone's budget are counted by. A subscriber with IPv6 usually has many networks of 64 bits, which must not
@@ -155,7 +150,7 @@ impl SendLimiter {
             (&self.phone, whole),
             (&self.phone_day, share),
             (&self.phone_day, whole),
-            (&self.address, Key::Network(budget_address(address))),
+            (&self.address, Key::Network(rate_limit_key(address))),
         ];
         if address.to_canonical().is_ipv6() {
             budgets.push((&self.ipv6_56, Key::Network(network(address, 56))));
@@ -207,15 +202,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     const MANY: Limit = Limit { count: 1000, window: Duration::from_secs(3600) };
-    const CONFIG: SendBudgets = SendBudgets {
-        per_phone: MANY,
-        per_phone_day: MANY,
-        per_address: MANY,
-        per_ipv6_56: MANY,
-        per_ipv6_48: MANY,
-        per_shop: MANY,
-        memory: 1000,
-    };
+    const CONFIG: SendBudgets = SendBudgets::uniform(MANY, 1000);
 
     fn few(count: u32) -> Limit {
         Limit { count, ..MANY }

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use axum::http::HeaderMap;
 use ipnet::{AddrParseError, IpNet};
-use stampede_limit::network;
 
 /// A network such as `10.0.0.0/8`, or a single address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,11 +45,6 @@ pub(crate) fn client(peer: IpAddr, headers: &HeaderMap, trusted: &[Network]) -> 
         }
     }
     client
-}
-
-/// The address that limits count by. An IPv6 client usually has a whole /64, so the network counts as one address.
-pub(crate) fn rate_limit_key(address: IpAddr) -> IpAddr {
-    network(address, 64)
 }
 
 #[cfg(test)]
@@ -102,7 +96,5 @@ mod tests {
         assert!(!has("0.0.0.0/0", "2001:db8::1"));
         assert!(has("1.2.3.4", "1.2.3.4") && !has("1.2.3.4", "1.2.3.5"));
         assert!(has("10.1.2.3/8", "10.0.0.1"), "host bits are ignored");
-        assert_eq!(rate_limit_key(ip("2001:db8::1:2:3:4")), ip("2001:db8::"));
-        assert_eq!(rate_limit_key(ip("1.2.3.4")), ip("1.2.3.4"));
     }
 }

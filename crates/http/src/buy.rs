@@ -18,10 +18,10 @@ use metrics::{Counter, counter};
 use serde::Serialize;
 use stampede_core::{Code, OrderId, SaleId, UserId};
 use stampede_engine::{Bought, Error};
+use stampede_limit::rate_limit_key;
 use tokio::time::timeout;
 use tracing::Span;
 
-use crate::address::rate_limit_key;
 use crate::app::App;
 use crate::extract::{ClientAddress, RequestId, parse_id, prove};
 use crate::orders::OrderResponse;

@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use stampede_limit::{Limit, SlidingWindow};
+use stampede_limit::{Limit, SlidingWindow, rate_limit_key};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
-
-use crate::address::rate_limit_key;
 
 /// What an administrator may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stampede_core::{Code, Invalid, UserId};
 use stampede_engine::{Caller, Error, VerifiedToken};
+use stampede_limit::rate_limit_key;
 
-use crate::address::rate_limit_key;
 use crate::app::App;
 use crate::credentials::{AuthError, Role};
 use crate::problem::Problem;

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use stampede_core::ports::{ChallengeId, Session, SessionId};
 use stampede_core::{Phone, Timestamp, UserId};
 use stampede_engine::{Error, Puzzle, Solution};
+use stampede_limit::rate_limit_key;
 use utoipa::ToSchema;
 
-use crate::address::rate_limit_key;
 use crate::app::App;
 use crate::extract::{BearerToken, ClientAddress, CurrentUser, Id, Json, run_detached};
 use crate::problem::Problem;

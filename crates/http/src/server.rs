@@ -19,13 +19,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use stampede_core::Code;
+use stampede_limit::rate_limit_key;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use crate::address;
 use crate::connections::{Connection, ConnectionGuard, Connections, REFUSED_TOTAL, RequestGuard};
 use crate::log_throttle::LogThrottle;
 use crate::problem::{Language, Problem};
@@ -111,7 +111,7 @@ pub async fn serve(
             () = &mut shutdown => break,
         };
         let is_limited = !service.is_trusted_proxy(peer.ip());
-        let counted_for = is_limited.then(|| address::rate_limit_key(peer.ip().to_canonical()));
+        let counted_for = is_limited.then(|| rate_limit_key(peer.ip().to_canonical()));
         match connections.admit(counted_for) {
             Some(guard) => serve_connection(stream, peer, &service, &config, &graceful, guard),
             None => refuse(stream, &refusals, config.tls.is_some()),

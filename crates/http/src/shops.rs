@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use stampede_core::ports::{ShopFilter, ShopPage};
 use stampede_core::{Shop, ShopId, ShopTypeId, Voucher, VoucherId, VoucherKind};
 use stampede_engine::Error;
+use stampede_limit::rate_limit_key;
 use tokio::sync::SemaphorePermit;
 use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::address::rate_limit_key;
 use crate::app::App;
 use crate::extract::{ClientAddress, Id, Json, Params, Visitor};
 use crate::pagination::page_size;

@@ -13,6 +13,11 @@ pub fn network(address: IpAddr, prefix: u32) -> IpAddr {
     }
 }
 
+/// The address that limits count by. An IPv6 client usually has a whole /64, so that network counts as one address.
+pub fn rate_limit_key(address: IpAddr) -> IpAddr {
+    network(address, 64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,5 +32,6 @@ mod tests {
         assert_eq!(of("2001:db8::1", 0), "::");
         assert_eq!(of("192.0.2.7", 48), "192.0.2.7");
         assert_eq!(of("::ffff:192.0.2.7", 64), "192.0.2.7", "mapped");
+        assert_eq!(rate_limit_key("2001:db8::1:2:3:4".parse().unwrap()).to_string(), "2001:db8::");
     }
 }

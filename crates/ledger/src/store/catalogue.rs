@@ -15,7 +15,7 @@ const VOUCHERS: &str =
     "SELECT id, shop_id, kind, title, subtitle, rules, price_cents, worth_cents, on_shelf FROM voucher WHERE";
 
 /// The shop in a row of [`SHOPS`].
-pub(super) fn read_shop(row: &Row) -> Result<Shop> {
+fn read_shop(row: &Row) -> Result<Shop> {
     Ok(Shop {
         id: ShopId::new(row.int(0)?).map_err(|_| unreadable("a shop"))?,
         type_id: ShopTypeId::new(row.int(1)?).map_err(|_| unreadable("a shop"))?,
@@ -45,6 +45,22 @@ fn read_voucher(row: &Row) -> Result<Voucher> {
 }
 
 impl Store {
+    /// The newest shops that a query finds, of the filter's type and up to its limit.
+    pub(super) async fn read_shops(
+        &self,
+        filter: &ShopFilter,
+        mut sql: String,
+        mut values: Vec<Arg<'_>>,
+    ) -> Result<Vec<Shop>> {
+        if let Some(type_id) = filter.type_id {
+            sql.push_str(" AND type_id = ?");
+            values.push(type_id.get().into());
+        }
+        sql.push_str(" ORDER BY id DESC LIMIT ?");
+        values.push(filter.limit.into());
+        self.db.rows(&sql, &values).await?.iter().map(read_shop).collect()
+    }
+
     /// Begins a transaction with the parent's row locked; `None` if it does not exist.
     async fn begin_with_parent(&self, parent: &str, id: i64) -> Result<Option<Tx>> {
         let lock = self.db.dialect().for_update();
@@ -174,16 +190,8 @@ impl Catalogue for Store {
         if let Some(name) = &filter.name {
             return self.search_shops(filter, name).await;
         }
-        let mut sql = format!("{SHOPS} id < ?");
         let before = filter.before.map_or(i64::MAX, ShopId::get);
-        let mut values = vec![Arg::from(before)];
-        if let Some(type_id) = filter.type_id {
-            sql.push_str(" AND type_id = ?");
-            values.push(type_id.get().into());
-        }
-        sql.push_str(" ORDER BY id DESC LIMIT ?");
-        values.push(filter.limit.into());
-        let shops = self.db.rows(&sql, &values).await?.iter().map(read_shop).collect::<Result<Vec<_>>>()?;
+        let shops = self.read_shops(filter, format!("{SHOPS} id < ?"), vec![Arg::from(before)]).await?;
         let next = shops.last().filter(|_| shops.len() == filter.limit as usize).map(|shop| shop.id);
         Ok(ShopPage { shops, next })
     }

@@ -13,7 +13,7 @@ use stampede_core::ports::{Result, ShopFilter, ShopPage};
 use stampede_core::{Shop, ShopId};
 
 use super::Store;
-use super::catalogue::{SHOPS, read_shop};
+use super::catalogue::SHOPS;
 use crate::db::{Arg, Tx, args};
 
 /// The maximum number of shops that one search reads.
@@ -77,18 +77,12 @@ impl Store {
         let before = filter.before.map_or(i64::MAX, ShopId::get);
         let Some(ngram) = self.rarest_ngram(&folded, before).await? else { return Ok(ShopPage::default()) };
         let pattern = pattern(&folded);
-        let mut values = args![ngram.as_str(), before, CANDIDATES, pattern.as_str()].to_vec();
-        let mut sql = format!(
+        let values = args![ngram.as_str(), before, CANDIDATES, pattern.as_str()].to_vec();
+        let sql = format!(
             "{SHOPS} id IN (SELECT shop_id FROM (SELECT shop_id FROM shop_gram WHERE gram = ? AND shop_id < ? \
              ORDER BY shop_id DESC LIMIT ?) AS candidate) AND folded_name LIKE ? ESCAPE '!'"
         );
-        if let Some(type_id) = filter.type_id {
-            sql.push_str(" AND type_id = ?");
-            values.push(type_id.get().into());
-        }
-        sql.push_str(" ORDER BY id DESC LIMIT ?");
-        values.push(filter.limit.into());
-        let shops = self.db.rows(&sql, &values).await?.iter().map(read_shop).collect::<Result<Vec<_>>>()?;
+        let shops = self.read_shops(filter, sql, values).await?;
         if shops.len() == filter.limit as usize {
             return Ok(ShopPage { next: shops.last().map(|shop| shop.id), shops });
         }

@@ -45,8 +45,6 @@ pub(super) struct Seller {
     /// Calls that settle entries, after their buyers have been answered.
     settling: TaskTracker,
     admit_seconds: Histogram,
-    batch_size: Histogram,
-    batch_seconds: Histogram,
 }
 
 impl Seller {
@@ -59,8 +57,6 @@ impl Seller {
             exclusive: Mutex::default(),
             settling: TaskTracker::new(),
             admit_seconds: histogram!("stampede_gate_admit_seconds"),
-            batch_size: histogram!("stampede_commit_batch_size"),
-            batch_seconds: histogram!("stampede_commit_seconds"),
         }
     }
 
@@ -85,16 +81,7 @@ impl Seller {
             return Vec::new();
         }
         let _guard = self.exclusive.lock().await;
-        let started = Instant::now();
-        let mut outcomes = Vec::with_capacity(pending.len());
-        for run in pending.chunk_by(|a, b| a.epoch == b.epoch) {
-            let orders: Vec<Admitted> = run.iter().map(|pending| pending.admitted).collect();
-            outcomes.extend(self.recording.record(run[0].epoch, &orders).await);
-        }
-        #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
-        self.batch_size.record(pending.len() as f64);
-        self.batch_seconds.record(started.elapsed());
-        outcomes
+        self.recording.record(pending).await
     }
 
     /// Releases the marks of orders that the ledger has refused. Returns whether every order has a row or is in quarantine, and no mark

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metrics::{Histogram, histogram};
 use parking_lot::Mutex;
 use stampede_core::ports::{Admitted, RecordOutcome, SaleLedger};
 use stampede_core::{SaleId, failpoint};
@@ -26,22 +25,11 @@ pub(super) struct Committer {
     /// Held while orders of the sale are recorded, or the sale is reloaded: the two must not overlap.
     exclusive: Arc<tokio::sync::Mutex<()>>,
     reloaded: Mutex<Option<Instant>>,
-    batch_size: Histogram,
-    batch_seconds: Histogram,
 }
 
 impl Committer {
     pub(super) fn new(sale: SaleId, ledger: Arc<dyn SaleLedger>, gate: Arc<MemoryGate>, recording: Recording) -> Self {
-        Self {
-            sale,
-            ledger,
-            gate,
-            recording,
-            exclusive: Arc::default(),
-            reloaded: Mutex::new(None),
-            batch_size: histogram!("stampede_commit_batch_size"),
-            batch_seconds: histogram!("stampede_commit_seconds"),
-        }
+        Self { sale, ledger, gate, recording, exclusive: Arc::default(), reloaded: Mutex::new(None) }
     }
 
     /// Retries orders that could not be recorded, at intervals. Never returns.
@@ -135,18 +123,10 @@ impl Backend<Pending> for Committer {
 
     /// Called with `exclusive` held: see [`Backend::acquire`].
     async fn call(&self, batch: &[Pending]) -> Vec<CommitOutcome> {
-        let started = Instant::now();
         if failpoint::planted("answer-early") {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let mut outcomes = Vec::with_capacity(batch.len());
-        for run in batch.chunk_by(|a, b| a.epoch == b.epoch) {
-            let orders: Vec<Admitted> = run.iter().map(|pending| pending.admitted).collect();
-            outcomes.extend(self.recording.record(run[0].epoch, &orders).await);
-        }
-        #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
-        self.batch_size.record(batch.len() as f64);
-        self.batch_seconds.record(started.elapsed());
+        let outcomes = self.recording.record(batch).await;
         if self.correct_gate(batch, &outcomes) {
             self.reload().await;
         }
