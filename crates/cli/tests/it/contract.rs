@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use hyper::{Method, StatusCode};
 use jsonschema::Validator;
 use serde_json::{Map, Value, json};
+use stampede_core::Code;
 use stampede_testkit::{Exchange, Reply};
 
 use crate::shop::{Shop, command, temporary_storage};
@@ -145,6 +146,24 @@ fn reply_that_violates_the_document_is_detected() {
         reply(429, "application/problem+json", r#"{"type":"urn:stampede:x","title":"x","status":429,"code":"x"}"#),
     ] {
         assert!(of(&bad).is_err(), "{bad:?}");
+    }
+}
+
+/// `docs/api.md` has every code with its status, and those that refuse buying also in the table of buying.
+#[test]
+fn api_documentation_has_every_code() {
+    let text = include_str!("../../../../docs/api.md");
+    let section = |title: &str| text.split("\n## ").find(|section| section.starts_with(title)).unwrap();
+    let has_row = |section: &str, code: &Code| {
+        let (status, word) = (code.http_status().to_string(), format!("`{}`", code.as_str()));
+        section
+            .lines()
+            .any(|line| line.split('|').nth(1).is_some_and(|first| first.contains(&status)) && line.contains(&word))
+    };
+    for code in Code::ALL {
+        assert!(has_row(section("Refusals"), code), "{code:?} is not in the table of refusals");
+        let refuses_buying = code.refuses_buying() && *code != Code::Internal;
+        assert!(!refuses_buying || has_row(section("Buying"), code), "{code:?} is not in the table of buying");
     }
 }
 

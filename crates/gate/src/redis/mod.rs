@@ -336,16 +336,19 @@ impl RedisGate {
     }
 }
 
-/// The refusal that `admit.lua` names by this letter.
-fn parse_refusal(answer: &str) -> Option<Refusal> {
-    let letter = |refusal| match refusal {
+/// The letter by which `admit.lua` names a refusal.
+const fn refusal_letter(refusal: Refusal) -> &'static str {
+    match refusal {
         Refusal::SoldOut => "s",
         Refusal::NotStarted => "n",
         Refusal::Ended => "e",
         Refusal::Paused => "p",
         Refusal::NoSuchSale => "d",
-    };
-    Refusal::ALL.iter().copied().find(|&refusal| letter(refusal) == answer)
+    }
+}
+
+fn parse_refusal(answer: &str) -> Option<Refusal> {
+    Refusal::ALL.iter().copied().find(|&refusal| refusal_letter(refusal) == answer)
 }
 
 fn parse_entry(id: &str, fields: &[String]) -> Option<Entry> {
@@ -489,5 +492,21 @@ impl Gate for RedisGate {
 impl fmt::Debug for RedisGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisGate").field("incarnation", &self.incarnation()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A new refusal needs a letter of its own, which the script returns and its header explains.
+    #[test]
+    fn every_refusal_has_its_own_letter_in_the_script() {
+        let script = include_str!("lua/admit.lua");
+        for &refusal in Refusal::ALL {
+            let letter = refusal_letter(refusal);
+            assert_eq!(parse_refusal(letter), Some(refusal), "{refusal:?} shares its letter");
+            assert!(script.matches(&format!("'{letter}'")).count() >= 2, "{refusal:?} is not in admit.lua");
+        }
     }
 }

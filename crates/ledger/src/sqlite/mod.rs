@@ -136,7 +136,7 @@ mod tests {
         let pool = SqlitePoolOptions::new().connect_with(options).await.unwrap();
         sqlx::query(ORDER).bind(1).bind(11).bind("unpaid").execute(&pool).await.unwrap();
 
-        let later = [MIGRATIONS[0], MIGRATIONS[1], ("later", "ALTER TABLE orders ADD COLUMN note TEXT")];
+        let later = [&MIGRATIONS[..], &[("later", "ALTER TABLE orders ADD COLUMN note TEXT")]].concat();
         migrator(&later).run(&pool).await.unwrap();
         let held: (i64, i64, String, Option<String>) =
             sqlx::query_as("SELECT id, user_id, status, note FROM orders").fetch_one(&pool).await.unwrap();
