@@ -26,6 +26,12 @@ impl From<&str> for SecretUrl {
 
 impl fmt::Display for SecretUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.0.contains("://")
+            && let Some(at) = self.0.rfind('@')
+        {
+            // Not a URL; perhaps its slashes were forgotten.
+            return write!(f, "{HIDDEN}{}", &self.0[at..]);
+        }
         match self.0.split_once(['?', '#']) {
             // A password that is not encoded may contain either character.
             Some((_, rest)) if rest.contains('@') => f.write_str(&without_credentials(&self.0)),
@@ -72,6 +78,7 @@ mod tests {
             ("https://x/y", "https://x/y"),
             ("https://me:secret@x:8443/y", "https://***@x:8443/y"),
             ("https://secret@x/y", "https://***@x/y"),
+            ("redis:me:secret@x", "***@x"),
             ("https://me:sec@ret@x/y", "https://***@x/y"),
             ("https://me:sec/ret?@x/y", "https://***@x/y"),
             ("https://x/y?token=secret", "https://x/y?***"),

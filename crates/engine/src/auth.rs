@@ -23,7 +23,7 @@ use crate::login::Sender;
 use crate::proof_of_work::ProofOfWork;
 use crate::send_budget::{SendBudgets, SendLimiter};
 use crate::sessions::Sessions;
-use crate::shared_sessions::SharedSessions;
+use crate::shared_sessions::{Ended, SharedSessions};
 use crate::token::{SessionKeys, TokenSigner};
 
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +62,11 @@ pub(crate) struct CachedSession {
 }
 
 impl CachedSession {
+    /// Whether it is a session of this user that is not known to have ended.
+    pub(crate) fn is_open_for(&self, user: UserId) -> bool {
+        self.user == user && !self.ended
+    }
+
     /// A session that has ended explicitly.
     pub(crate) fn ended(user: UserId, now: Timestamp) -> Self {
         let at_ms = || AtomicI64::new(now.ms());
@@ -76,6 +81,8 @@ impl CachedSession {
     }
 }
 
+/// Where nodes are told of ended sessions, Redis is asked again this often.
+const CHECK_SHARED_MS: i64 = 60_000;
 /// Where other processes can end a session, the ledger is asked again this often.
 const CHECK_EVERY_MS: i64 = 2_000;
 /// How many sessions at once are read from the ledger for requests that do not wait for it.
@@ -184,7 +191,7 @@ impl Auth {
             self.remember(*session, self.subscription(), now);
         }
         if let Some(shared) = &self.shared {
-            shared.put_new(sessions).await;
+            shared.put_new(sessions, now).await;
         }
     }
 
@@ -206,8 +213,22 @@ impl Auth {
     /// Ends sessions that have ended in the ledger on all nodes.
     pub(crate) async fn end_everywhere(&self, sessions: &[SessionId], user: UserId) -> Result<(), Error> {
         sessions.iter().for_each(|&id| self.mark_ended(id, user));
+        self.tell(sessions.iter().map(|&id| Ended::Session(id, user)).collect()).await
+    }
+
+    /// Ends all sessions of a user on all nodes, also those that ended in the ledger before, and of which a node was not told.
+    async fn end_all_everywhere(&self, sessions: &[SessionId], user: UserId) -> Result<(), Error> {
+        sessions.iter().for_each(|&id| self.mark_ended(id, user));
+        if let Some(shared) = &self.shared {
+            shared.forget(|| self.sessions.retain(|known| !known.is_open_for(user)));
+        }
+        let ended = sessions.iter().map(|&id| Ended::Session(id, user));
+        self.tell(ended.chain([Ended::User(user)]).collect()).await
+    }
+
+    async fn tell(&self, ended: Vec<Ended>) -> Result<(), Error> {
         if let Some(shared) = &self.shared
-            && let Err(error) = shared.end(sessions, user).await
+            && let Err(error) = shared.end(ended).await
         {
             tracing::warn!(%error, "cannot tell the other nodes of ended sessions; trying again");
             return Err(Error::OutcomeUnknown);
@@ -218,7 +239,7 @@ impl Auth {
     async fn read(&self, proven: VerifiedToken, now: Timestamp) -> Result<Option<Session>, Error> {
         self.lookup_count.increment(1);
         let session = match &self.shared {
-            Some(shared) => shared.read(self.accounts.as_ref(), proven.session, now).await?,
+            Some(shared) => shared.read(self.accounts.as_ref(), proven.session, proven.user, now).await?,
             None => self.accounts.session(proven.session, now).await?,
         };
         if session.is_none() {
@@ -293,13 +314,11 @@ impl Engine {
         if known.ended || known.user != user {
             return Err(refused);
         }
+        let unchecked_ms = now.ms() - known.checked_ms.load(Ordering::Relaxed);
         let must_check = match auth.shared {
-            // Another node may have moved its expiry.
-            Some(_) => known.expires_at_ms.load(Ordering::Relaxed) <= now.ms(),
-            None => {
-                let checked_ms = known.checked_ms.load(Ordering::Relaxed);
-                self.has_others.load(Ordering::Relaxed) && now.ms() - checked_ms >= CHECK_EVERY_MS
-            }
+            // Another node may have moved its expiry, or have died before it could tell of the end.
+            Some(_) => known.expires_at_ms.load(Ordering::Relaxed) <= now.ms() || unchecked_ms >= CHECK_SHARED_MS,
+            None => self.has_others.load(Ordering::Relaxed) && unchecked_ms >= CHECK_EVERY_MS,
         };
         if must_check {
             let Some(session) = auth.read(proven, now).await? else { return Err(refused) };
@@ -359,7 +378,7 @@ impl Engine {
     pub async fn end_sessions(&self, user: UserId) -> Result<Outcome<()>, Error> {
         let ended = self.auth.accounts.end_sessions(user).await;
         let ended = self.invalidate_all_on_error(ended)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.auth.end_everywhere(&ended, user).await?;
+        self.auth.end_all_everywhere(&ended, user).await?;
         Ok(Outcome::done((), vec![Change::new("sessions", ended.len(), 0)]))
     }
 
@@ -367,7 +386,7 @@ impl Engine {
     pub async fn set_disabled(&self, user: UserId, disabled: bool) -> Result<Outcome<Account>, Error> {
         let done = self.auth.accounts.set_disabled(user, disabled).await;
         let Disabled { was, ended } = self.invalidate_all_on_error(done)?.ok_or(Error::Plain(Code::NoSuchUser))?;
-        self.auth.end_everywhere(&ended, user).await?;
+        self.auth.end_all_everywhere(&ended, user).await?;
         let account = self.account(user).await?;
         if was == disabled {
             return Ok(Outcome::unchanged(account));

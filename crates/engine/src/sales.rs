@@ -77,7 +77,8 @@ impl Engine {
     }
 
     fn view(&self, sale: Arc<Sale>, now: Timestamp) -> SaleView {
-        let remaining = self.tier.remaining(sale.id).unwrap_or(0);
+        // While the gate does not have the sale, the ledger's count of a moment ago is the best there is.
+        let remaining = self.tier.remaining(sale.id).unwrap_or_else(|| sale.total.saturating_sub(sale.sold));
         let state = SaleState::of(sale.status, sale.window, now, remaining);
         SaleView { sale, state, remaining }
     }

@@ -3,13 +3,17 @@
 //!
 //! | key | holds | deleted |
 //! |---|---|---|
-//! | `stampede:L:session:I:ID` | user and time of the login; or `ended` | when the session expires; `ended` after a minute |
+//! | `stampede:L:session:I:ID` | user, time of the login and expiry of a session | after five minutes |
+//! | `stampede:L:session:ended:ID` | the session has ended | after ten minutes |
+//! | `stampede:L:session:revoked:USER` | all sessions of the user were ended | after ten minutes |
 //!
-//! - A Redis that has lost its memory ends no session. `I` is the incarnation of the gate: a copy from before a rebuild is not used, so
-//!   that an older copy of Redis revives no session.
-//! - A copy is written only where there is none, and the end of a session replaces its copy. So a look-up that has read the ledger before
-//!   the end cannot bring the session back.
+//! - The end of a session is written before it is published, and lasts longer than any copy and any look-up. So a look-up that has read
+//!   the ledger before the end cannot bring the session back.
+//! - While a user's sessions are revoked, their copies are not used: the ledger is asked. So revoking again ends what was missed.
 //! - Ends are published. While their messages do not arrive, the cache of this process is not used.
+//! - A Redis that has lost its memory ends no session. `I` is the incarnation of the gate: copies from before a rebuild are not used, and
+//!   the caches of all processes are cleared, so that an older copy of Redis revives no session for longer than that takes.
+//! - An end that could not be written anywhere, because its node died, counts once the copies have expired.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,18 +27,22 @@ use stampede_core::{Timestamp, UserId};
 use stampede_gate::RedisGate;
 use stampede_redis::{Client, CommandError, Script};
 
-/// How long the end of a session stays in Redis: longer than any look-up takes.
-const ENDED_TTL: Duration = Duration::from_secs(60);
+/// How long a copy is used before the ledger is asked again.
+const COPY_TTL: Duration = Duration::from_secs(300);
+/// How long the end of a session stays in Redis: longer than a copy, and than any look-up takes.
+const ENDED_TTL: Duration = Duration::from_secs(600);
 /// The most ends that wait to be published again. Beyond that the oldest is dropped: its session ends on the other nodes when their
 /// copies expire.
 const MAX_UNPUBLISHED: usize = 10_000;
 /// Copies that are written at once.
 const CONCURRENT_WRITES: usize = 64;
-/// What the copy of a session that has ended holds.
-const ENDED: &str = "ended";
 
-/// A session that has ended, and its user.
-type Ended = (SessionId, UserId);
+/// What has ended: one session, or all of a user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Session(SessionId, UserId),
+    User(UserId),
+}
 
 pub(crate) struct SharedSessions {
     client: Arc<Client>,
@@ -43,7 +51,7 @@ pub(crate) struct SharedSessions {
     put: Script,
     end: Script,
     is_listening: AtomicBool,
-    /// Incremented with every subscription: messages before it were missed.
+    /// Incremented with every subscription, before which messages were missed, and whenever the cache is cleared.
     subscriptions: AtomicU64,
     /// Ends that could not be published.
     unpublished: Mutex<Vec<Ended>>,
@@ -53,7 +61,8 @@ pub(crate) struct SharedSessions {
 enum StoredSession {
     Open(Session),
     Ended,
-    Missing,
+    /// The ledger decides.
+    Unknown,
 }
 
 impl SharedSessions {
@@ -87,36 +96,52 @@ impl SharedSessions {
 
     /// A subscription has begun. `clear` clears the cache of this process.
     pub(crate) fn subscribed(&self, clear: impl FnOnce()) {
+        self.forget(clear);
+        self.is_listening.store(true, Ordering::Release);
+    }
+
+    /// What this process has cached may be wrong. `clear` clears the cache; what is being read now is not cached either.
+    pub(crate) fn forget(&self, clear: impl FnOnce()) {
         self.subscriptions.fetch_add(1, Ordering::AcqRel);
         clear();
-        self.is_listening.store(true, Ordering::Release);
     }
 
     pub(crate) fn disconnected(&self) {
         self.is_listening.store(false, Ordering::Release);
     }
 
-    fn key(&self, id: SessionId) -> String {
-        format!("{}:{}:{}", self.prefix, self.gate.incarnation(), hex(id))
+    /// The keys of the copy, of its end, and of the revocation of all sessions of its user.
+    fn keys(&self, id: SessionId, user: UserId) -> [String; 3] {
+        let copy = format!("{}:{}:{}", self.prefix, self.gate.incarnation(), hex(id));
+        [copy, self.ended_key(id), self.revoked_key(user)]
     }
 
-    /// The session, from its copy or from the ledger. `None` if it has ended or expired.
+    fn ended_key(&self, id: SessionId) -> String {
+        format!("{}:ended:{}", self.prefix, hex(id))
+    }
+
+    fn revoked_key(&self, user: UserId) -> String {
+        format!("{}:revoked:{user}", self.prefix)
+    }
+
+    /// The session of this user, from its copy or from the ledger. `None` if it has ended or expired.
     pub(crate) async fn read(
         &self,
         accounts: &dyn Accounts,
         id: SessionId,
+        user: UserId,
         now: Timestamp,
     ) -> Result<Option<Session>, LedgerError> {
-        // One key for the whole look-up: see above.
-        let key = self.key(id);
-        match self.get(&key, id).await {
+        // The same keys for the whole look-up: if the incarnation changes meanwhile, the copy is one of the earlier time.
+        let keys = self.keys(id, user);
+        match self.get(&keys, id).await {
             Ok(StoredSession::Open(session)) if session.expires_at > now => return Ok(Some(session)),
             Ok(StoredSession::Ended) => return Ok(None),
-            Ok(StoredSession::Open(_) | StoredSession::Missing) => {}
+            Ok(StoredSession::Open(_) | StoredSession::Unknown) => {}
             Err(error) => tracing::debug!(%error, "cannot read a session from Redis; asking the ledger"),
         }
         let Some(session) = accounts.session(id, now).await? else { return Ok(None) };
-        match self.put_at(&key, &session).await {
+        match self.put(&keys, &session, now).await {
             Ok(true) => Ok(Some(session)),
             Ok(false) => Ok(None),
             Err(error) => {
@@ -126,62 +151,39 @@ impl SharedSessions {
         }
     }
 
-    async fn get(&self, key: &str, id: SessionId) -> Result<StoredSession, CommandError> {
-        let command = |name: &'static str| {
-            let mut command = redis::cmd(name);
-            command.arg(key);
-            self.client.send(command)
-        };
-        let (value, expires_ms) = tokio::join!(command("GET"), command("PEXPIRETIME"));
-        let value = read::<Option<String>>(value?)?;
-        let expires_ms = read::<i64>(expires_ms?)?;
-        Ok(match value.as_deref() {
-            None => StoredSession::Missing,
-            Some(ENDED) => StoredSession::Ended,
-            Some(value) => match parse(value) {
-                // It has expired between the two commands if it has no expiry.
-                Some((user, created_at)) if expires_ms > 0 => {
-                    StoredSession::Open(Session { id, user, created_at, expires_at: Timestamp::from_ms(expires_ms) })
-                }
-                _ => StoredSession::Missing,
-            },
+    async fn get(&self, keys: &[String; 3], id: SessionId) -> Result<StoredSession, CommandError> {
+        let mut command = redis::cmd("MGET");
+        command.arg(keys);
+        let (copy, ended, revoked): (Option<String>, Option<String>, Option<String>) =
+            read(self.client.send(command).await?)?;
+        Ok(match copy.as_deref().and_then(|copy| parse(copy, id)) {
+            _ if ended.is_some() => StoredSession::Ended,
+            Some(session) if revoked.is_none() => StoredSession::Open(session),
+            _ => StoredSession::Unknown,
         })
     }
 
-    /// Copies a session unless there is a copy. `false` if it has ended.
-    async fn put_at(&self, key: &str, session: &Session) -> Result<bool, CommandError> {
-        let args = [format_copy(session), session.expires_at.ms().to_string()];
-        let held: String = read(self.client.eval(&self.put, &[key], &args).await?)?;
-        Ok(held != ENDED)
+    /// Copies a session that the ledger has. `false` if it has ended since.
+    async fn put(&self, keys: &[String; 3], session: &Session, now: Timestamp) -> Result<bool, CommandError> {
+        let ttl_ms = (session.expires_at.min(now.plus(COPY_TTL)).ms() - now.ms()).max(1);
+        let args = [format_copy(session), ttl_ms.to_string()];
+        let is_open: i64 = read(self.client.eval(&self.put, keys, &args).await?)?;
+        Ok(is_open == 1)
     }
 
     /// Copies new sessions. Without a copy, a session is read from the ledger.
-    pub(crate) async fn put_new(&self, sessions: &[Session]) {
+    pub(crate) async fn put_new(&self, sessions: &[Session], now: Timestamp) {
         futures_util::stream::iter(sessions)
             .for_each_concurrent(CONCURRENT_WRITES, |session| async move {
-                if let Err(error) = self.put_at(&self.key(session.id), session).await {
+                if let Err(error) = self.put(&self.keys(session.id, session.user), session, now).await {
                     tracing::debug!(%error, "cannot copy a session to Redis");
                 }
             })
             .await;
     }
 
-    /// Moves the expiry of copies.
-    pub(crate) async fn extend(&self, sessions: &[Session]) {
-        futures_util::stream::iter(sessions)
-            .for_each_concurrent(CONCURRENT_WRITES, |session| async move {
-                let mut command = redis::cmd("PEXPIREAT");
-                command.arg(self.key(session.id)).arg(session.expires_at.ms()).arg("GT");
-                if let Err(error) = self.client.send(command).await {
-                    tracing::debug!(%error, "cannot move the expiry of a session in Redis");
-                }
-            })
-            .await;
-    }
-
     /// Ends sessions on all nodes. They have ended in the ledger. What fails is tried again by [`publish_again`](Self::publish_again).
-    pub(crate) async fn end(&self, sessions: &[SessionId], user: UserId) -> Result<(), CommandError> {
-        let ended: Vec<Ended> = sessions.iter().map(|&id| (id, user)).collect();
+    pub(crate) async fn end(&self, ended: Vec<Ended>) -> Result<(), CommandError> {
         let published = self.publish(&ended).await;
         if published.is_err() {
             let mut unpublished = self.unpublished.lock();
@@ -196,9 +198,17 @@ impl SharedSessions {
         if ended.is_empty() {
             return Ok(());
         }
-        let keys: Vec<String> = ended.iter().map(|(id, _)| self.key(*id)).collect();
+        let key = |ended: &Ended| match ended {
+            Ended::Session(id, _) => self.ended_key(*id),
+            Ended::User(user) => self.revoked_key(*user),
+        };
+        let message = |ended: &Ended| match ended {
+            Ended::Session(id, user) => format!("{} {user}", hex(*id)),
+            Ended::User(user) => format!("all {user}"),
+        };
+        let keys: Vec<String> = ended.iter().map(key).collect();
         let mut args = vec![self.channel(), ENDED_TTL.as_millis().to_string()];
-        args.extend(ended.iter().map(|(id, user)| format!("{} {user}", hex(*id))));
+        args.extend(ended.iter().map(message));
         self.client.eval(&self.end, &keys, &args).await.map(drop)
     }
 
@@ -216,20 +226,26 @@ fn hex(SessionId(id): SessionId) -> String {
     format!("{:032x}", u128::from_be_bytes(id))
 }
 
-/// The session of a message on the channel.
+/// What a message on the channel says.
 pub(crate) fn parse_message(message: &[u8]) -> Option<Ended> {
     let (id, user) = std::str::from_utf8(message).ok()?.split_once(' ')?;
+    let user = user.parse().ok()?;
+    if id == "all" {
+        return Some(Ended::User(user));
+    }
     let id = u128::from_str_radix(id, 16).ok().filter(|_| id.len() == 32)?;
-    Some((SessionId(id.to_be_bytes()), user.parse().ok()?))
+    Some(Ended::Session(SessionId(id.to_be_bytes()), user))
 }
 
 fn format_copy(session: &Session) -> String {
-    format!("{} {}", session.user, session.created_at.ms())
+    format!("{} {} {}", session.user, session.created_at.ms(), session.expires_at.ms())
 }
 
-fn parse(copy: &str) -> Option<(UserId, Timestamp)> {
-    let (user, created_at) = copy.split_once(' ')?;
-    Some((user.parse().ok()?, Timestamp::from_ms(created_at.parse().ok()?)))
+fn parse(copy: &str, id: SessionId) -> Option<Session> {
+    let mut words = copy.split(' ');
+    let user = words.next()?.parse().ok()?;
+    let mut time = || Some(Timestamp::from_ms(words.next()?.parse().ok()?));
+    Some(Session { id, user, created_at: time()?, expires_at: time()? })
 }
 
 fn read<T: redis::FromRedisValue>(reply: redis::Value) -> Result<T, CommandError> {

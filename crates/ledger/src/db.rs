@@ -476,10 +476,13 @@ getters! {
     bytes: Vec<u8>,
 }
 
-/// A connection that is returned while a reply is outstanding must not occupy the pool forever.
-pub(crate) async fn check_released<C: sqlx::Connection>(connection: &mut C) -> sqlx::Result<bool> {
-    match tokio::time::timeout(RELEASE_TIMEOUT, connection.ping()).await {
-        Ok(pong) => pong.map(|()| true),
+/// Ends the transaction of a connection that is returned to the pool. `roll_back` sends a ROLLBACK.
+///
+/// A connection whose caller went away while a transaction was being begun is inside of it without sqlx knowing: every later reader would
+/// see its snapshot. And one that is returned while a reply is outstanding must not occupy the pool forever.
+pub(crate) async fn check_released<T>(roll_back: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<bool> {
+    match tokio::time::timeout(RELEASE_TIMEOUT, roll_back).await {
+        Ok(done) => done.map(|_| true),
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
 }

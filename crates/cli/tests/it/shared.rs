@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::process::{Command, Output};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::Method;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use stampede_core::SaleId;
+use stampede_core::{Sale, SaleId, SalePhase};
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_proof::servers::free_port;
@@ -19,7 +19,7 @@ use stampede_testkit::{Client, Process, Proxy, Server, count, redis, until};
 use tokio::sync::Barrier;
 
 use crate::proof::{run_without_violation, small_bench, stampede};
-use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, verify};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger, verify};
 
 const SIGKILL: i32 = 9;
 
@@ -544,6 +544,98 @@ async fn sessions_end_on_every_node_at_once(kind: Kind) {
     assert_eq!((orders(&mut at_other, &buyers[21]).await, orders(&mut at_other, &buyers[22]).await), (401, 200));
 }
 
+/// Whatever happens while sessions are revoked, revoking again ends them on every node.
+async fn revoked_sessions_stay_revoked(kind: Kind) {
+    let mut nodes = Nodes::start(kind, 3);
+    let buyers = nodes.shops[0].log_in(0, 8).await;
+    let orders = async |shop: &Shop, buyer: &Buyer| {
+        shop.client().await.get("/v1/orders", &buyer.token).await.unwrap().status.as_u16()
+    };
+    let revoke = async |shop: &Shop, buyer: &Buyer| {
+        let path = format!("/admin/v1/users/{}/sessions", buyer.id);
+        shop.client().await.call(Method::DELETE, &path, TOKEN, &Value::Null).await.unwrap().status.as_u16()
+    };
+    for shop in &nodes.shops {
+        for buyer in &buyers {
+            assert_eq!(orders(shop, buyer).await, 200);
+        }
+    }
+    // A node ends a session in the ledger and dies before it can tell Redis.
+    let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap();
+    ask(&["client", "pause", "60000", "write"]);
+    assert_eq!(revoke(&nodes.shops[0], &buyers[0]).await, 503);
+    nodes.shops.remove(0).process.kill().unwrap();
+    ask(&["client", "unpause"]);
+    for shop in &nodes.shops {
+        until("the node is ready", async || shop.client().await.get("/readyz", "").await.unwrap().status == 200).await;
+    }
+    assert_eq!(revoke(&nodes.shops[0], &buyers[0]).await, 204);
+    until("the session has ended", async || orders(&nodes.shops[1], &buyers[0]).await == 401).await;
+    assert_eq!(orders(&nodes.shops[0], &buyers[0]).await, 401);
+
+    // The gate is rebuilt while sessions are revoked: nodes use another incarnation one after the other.
+    for buyer in &buyers[1..] {
+        ask(&["script", "flush"]);
+        assert_eq!(orders(&nodes.shops[0], buyer).await, 200);
+        assert_eq!(revoke(&nodes.shops[1], buyer).await, 204);
+        until("the session has ended", async || orders(&nodes.shops[0], buyer).await == 401).await;
+    }
+    // Nodes forget what they had in memory.
+    ask(&["client", "kill", "type", "pubsub"]);
+    for buyer in &buyers {
+        for shop in &nodes.shops {
+            assert_eq!(orders(shop, buyer).await, 401);
+        }
+    }
+}
+
+/// A rebuild that takes longer than nodes wait for progress is finished by the node that has begun it. Meanwhile no sale is shown as sold
+/// out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_rebuild_is_not_begun_again() {
+    let (server, redis) = (Kind::Postgres.server().unwrap(), redis::start().unwrap());
+    let proxy = Proxy::start(server.address()).await.unwrap();
+    let direct = Kind::Postgres.create_database(server, server.port());
+    let slow = direct.replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.address().port()));
+    let storages = [Storage::with(Some(slow.clone())), Storage::with(Some(slow))];
+    let shops = storages.each_ref().map(|storage| Shop::run(node(storage, &redis)));
+    let mut sales = Vec::new();
+    for _ in 0..count(400, 64) {
+        sales.push(shops[0].create_sale(1).await);
+    }
+    let buyer = shops[0].log_in(0, 1).await.remove(0);
+    let rebuilds = async || {
+        shops[0].metric("stampede_gate_rebuilds_total").await + shops[1].metric("stampede_gate_rebuilds_total").await
+    };
+    let before = rebuilds().await;
+    proxy.set(Fault::Delay(Duration::from_millis(40)));
+    redis::ask(redis.port(), &["script", "flush"]).unwrap();
+    until("the rebuild has begun", async || rebuilds().await > before).await;
+    let begun = Instant::now();
+    let stores = ledger(&Storage::with(Some(direct))).await;
+    let is_open = |sale: &Sale| sale.phase == SalePhase::Open;
+    let mut views = sales.iter().cycle();
+    while !stores.ledger.sales(None).await.unwrap().iter().all(is_open) {
+        let path = format!("/v1/sales/{}", views.next().unwrap());
+        for shop in &shops {
+            let view = shop.client().await.get(&path, "").await.unwrap().json();
+            assert_eq!((&view["state"], &view["remaining"]), (&json!("on"), &json!(1)), "{view}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(300), "the rebuild does not end");
+    }
+    assert!(begun.elapsed() > Duration::from_secs(5), "{:?}: this was no long rebuild", begun.elapsed());
+    assert_eq!(rebuilds().await, before + 1.0);
+    proxy.set(Fault::None);
+    for (n, sale) in sales.iter().enumerate().take(10) {
+        let path = format!("/v1/sales/{sale}/orders");
+        let mut client = shops[n % 2].client().await;
+        until("the sale is open again", async || {
+            client.post(&path, &buyer.token, &Value::Null).await.unwrap().status == 201
+        })
+        .await;
+    }
+}
+
 /// The load test starts its own servers and several nodes, one of which is killed at a time.
 #[test]
 fn load_test_finds_no_violation() {
@@ -603,5 +695,6 @@ on_each_database!(
     tiers_take_turns_on_one_ledger,
     a_batch_costs_one_call_of_the_gate,
     nodes_are_killed_at_random_moments,
-    sessions_end_on_every_node_at_once
+    sessions_end_on_every_node_at_once,
+    revoked_sessions_stay_revoked
 );

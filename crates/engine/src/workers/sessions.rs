@@ -37,9 +37,6 @@ pub(crate) async fn run(
                     // Nothing is lost: a session in use is written again.
                     tracing::warn!(error = describe(&error), "cannot write the expiry of sessions");
                 }
-                if let Some(shared) = &shared {
-                    shared.extend(&sessions).await;
-                }
                 sessions.clear();
             }
             _ = publish_again.tick() => {

@@ -281,6 +281,26 @@ impl RedisGate {
         Ok(Some((Epoch(epoch), marks)))
     }
 
+    /// Notes that a rebuild goes on.
+    pub async fn beat(&self) -> Result<(), GateError> {
+        let mut command = redis::cmd("INCR");
+        command.arg(self.heartbeat_key());
+        let _beats: i64 = self.send(command).await?;
+        Ok(())
+    }
+
+    /// Rises while a rebuild goes on, on whichever node.
+    pub async fn heartbeat(&self) -> Result<i64, GateError> {
+        let mut command = redis::cmd("GET");
+        command.arg(self.heartbeat_key());
+        let beats: Option<i64> = self.send(command).await?;
+        Ok(beats.unwrap_or_default())
+    }
+
+    fn heartbeat_key(&self) -> String {
+        format!("stampede:{}:rebuild", self.ledger)
+    }
+
     /// Tells all nodes that the sale has changed in the ledger.
     pub async fn announce(&self, sale: SaleId) -> Result<(), GateError> {
         let mut command = redis::cmd("PUBLISH");

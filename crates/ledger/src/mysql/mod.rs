@@ -50,7 +50,7 @@ fn pool(read_only: bool) -> MySqlPoolOptions {
                 Ok(())
             })
         })
-        .after_release(|connection, _| Box::pin(check_released(connection)))
+        .after_release(|connection, _| Box::pin(check_released(connection.execute("ROLLBACK"))))
 }
 
 /// Opens the database read-only, with or without running servers.

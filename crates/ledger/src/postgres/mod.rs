@@ -2,6 +2,7 @@
 
 use std::str::FromStr as _;
 
+use sqlx::Executor as _;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 
 use crate::db::{ACQUIRE_TIMEOUT, Pool, check_released};
@@ -18,15 +19,21 @@ const MIGRATIONS: [(&str, &str); 3] = [
 
 fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
     let options = PgConnectOptions::from_str(url).map_err(OpenError::Open)?.application_name("stampede");
-    // A node that is disconnected during a transaction must not lock the sale's row for long.
-    Ok(options.options([("lock_timeout", "5s"), ("idle_in_transaction_session_timeout", "10s"), ("timezone", "UTC")]))
+    Ok(options.options([
+        // A node that is disconnected during a transaction must not lock the sale's row for long.
+        ("lock_timeout", "5s"),
+        ("idle_in_transaction_session_timeout", "10s"),
+        ("timezone", "UTC"),
+        // A ROLLBACK outside of a transaction, as `check_released` sends it, is worth no warning.
+        ("client_min_messages", "error"),
+    ]))
 }
 
 fn pool() -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .after_release(|connection, _| Box::pin(check_released(connection)))
+        .after_release(|connection, _| Box::pin(check_released(connection.execute("ROLLBACK"))))
 }
 
 /// Opens the database read-only, with or without running servers.

@@ -46,6 +46,46 @@ async fn two_nodes_migrate_concurrently(url: String) {
     }
 }
 
+/// Callers that go away at any moment leave no connection inside a transaction: readers see what was committed since.
+async fn abandoned_calls_leave_no_snapshot_behind(url: String) {
+    let Fresh { stores, .. } = Fresh::new(url).await;
+    let sale = crate::conformance::sale_of(&stores, 1_000_000).await;
+    for round in 0..stampede_testkit::count(200, 30) {
+        let calls: Vec<_> = (0..24)
+            .map(|n| {
+                let ledger = stores.ledger.clone();
+                let abandoned_after = Duration::from_micros((round * 37 + n * 97) % 3000);
+                tokio::spawn(async move {
+                    let call = async {
+                        if n % 3 == 0 {
+                            drop(ledger.set_status(sale, stampede_core::SaleStatus::OnSale).await);
+                        } else {
+                            drop(ledger.load(sale).await);
+                        }
+                    };
+                    let _ = tokio::time::timeout(abandoned_after, call).await;
+                })
+            })
+            .collect();
+        for call in calls {
+            call.await.unwrap();
+        }
+        let id = round as i64 + 1;
+        let recorded = crate::conformance::record(&stores, sale, &[(id, id)]).await;
+        assert_eq!(recorded, [RecordOutcome::Inserted]);
+        // More reads at once than there are connections, so that all of them are used.
+        let reads: Vec<_> = (0..30)
+            .map(|_| {
+                let ledger = stores.ledger.clone();
+                tokio::spawn(async move { ledger.order(stampede_core::OrderId::new(id).unwrap()).await.unwrap() })
+            })
+            .collect();
+        for read in reads {
+            assert!(read.await.unwrap().is_some(), "round {round}: a reader does not see a committed order");
+        }
+    }
+}
+
 /// Another transaction repeatedly takes the locks of a recording in the opposite order, so that the database aborts the recording: it is
 /// retried as a whole, and every order exists once.
 macro_rules! deadlocks {
@@ -102,6 +142,11 @@ macro_rules! on {
             }
 
             suite!(Fresh::new(url()).await);
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+            async fn calls_can_be_abandoned() {
+                abandoned_calls_leave_no_snapshot_behind(url()).await;
+            }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
             async fn nodes_can_migrate_concurrently() {

@@ -30,10 +30,10 @@ use stampede_gate::RedisGate;
 use stampede_limit::{Counters, RedisCounters};
 use stampede_lock::Locks;
 use stampede_redis::{Client, Servers};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
-use self::recovery::{Changes, LostSales, NotReady, Recovery};
+use self::recovery::{Changes, LostSales, NotReady};
 use self::seller::{Answer, Job, Seller, SellerHandle};
 use self::subscription::Subscription;
 use super::per_sale::PerSale;
@@ -181,19 +181,20 @@ impl Shared {
         };
         let subscription = subscription.run();
         shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
-        let mut recovery = Recovery::default();
-        match tokio::time::timeout(START_TIMEOUT, recovery.start(&shared)).await {
-            Ok(Err(NotReady::Unsuitable(reason))) => return Err(StartError::Redis(reason)),
-            Ok(Err(reason)) => tracing::warn!(%reason, "starting without the gate; trying again"),
-            Ok(Ok(())) => {}
-            Err(_) => tracing::warn!("starting without the gate: it is still being rebuilt"),
+        // A task of its own: a rebuild that takes longer than the start waits is not interrupted.
+        let (started, outcome) = oneshot::channel();
+        let recovery = tokio::spawn(recovery::run(Arc::downgrade(&shared), started));
+        shared.workers.lock().push(AbortOnDropHandle::new(recovery));
+        match tokio::time::timeout(START_TIMEOUT, outcome).await {
+            Ok(Ok(Err(NotReady::Unsuitable(reason)))) => return Err(StartError::Redis(reason)),
+            Ok(Ok(Err(reason))) => {
+                tracing::warn!(%reason, cause = reason.cause(), "starting without the gate; trying again");
+            }
+            Ok(Ok(Ok(()))) => {}
+            Ok(Err(_)) | Err(_) => tracing::warn!("starting without the gate: it is still being rebuilt"),
         }
-        for worker in [
-            tokio::spawn(recovery::run(Arc::downgrade(&shared), recovery)),
-            tokio::spawn(outbox::run(Arc::downgrade(&shared))),
-        ] {
-            shared.workers.lock().push(AbortOnDropHandle::new(worker));
-        }
+        let outbox = tokio::spawn(outbox::run(Arc::downgrade(&shared)));
+        shared.workers.lock().push(AbortOnDropHandle::new(outbox));
         Ok(shared)
     }
 
@@ -219,6 +220,15 @@ impl Shared {
     async fn submit(&self, sale: SaleId, job: Job) -> Result<Answer, Error> {
         let ticket = self.with_queue(sale, |queue| queue.batcher.submit(job))??;
         Ok(ticket.await.map_err(|_| Error::OutcomeUnknown)??)
+    }
+
+    /// Uses this incarnation of the gate. If it is another one, Redis may have been replaced by an older copy, so that no session that was
+    /// read there counts.
+    fn set_incarnation(&self, incarnation: u64) {
+        if self.gate.incarnation() != incarnation {
+            self.gate.set_incarnation(incarnation);
+            self.sessions.forget(|| self.context.sessions.retain(|_| false));
+        }
     }
 
     /// Reads a sale from the ledger again. Requests for it go to the gate if it is open there.

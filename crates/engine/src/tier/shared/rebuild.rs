@@ -5,17 +5,19 @@
 //! 3. What has survived in Redis is recorded: entries of the outbox, and marks without a row.
 //! 4. A sale gets the next epoch, is loaded with the ledger's live orders, and is opened.
 //!
-//! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild that does not end is begun again
-//! by another node; two of them do no harm, because the ledger and Redis refuse the older incarnation.
+//! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild whose node does not say that it goes
+//! on is begun again by another one; two of them do no harm, because the ledger and Redis refuse the older incarnation.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use futures_util::TryStreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _};
 use metrics::{counter, histogram};
 use stampede_core::ports::{Admitted, Gate as _, LoadedSale};
 use stampede_core::{Sale, failpoint};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Shared;
 use super::recovery::NotReady;
@@ -23,6 +25,8 @@ use crate::retention::RETENTION;
 
 /// Sales that are rebuilt at once.
 const CONCURRENT_SALES: usize = 8;
+/// How often the other nodes are told that the rebuild goes on: several times before they would begin another.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Entries of the outbox that are read at once.
 const ENTRIES: usize = 100;
 /// Orders that are recorded at once.
@@ -39,29 +43,44 @@ pub(super) async fn all(shared: &Arc<Shared>, reason: &str) -> Result<(), NotRea
     *shared.not_ready.lock() = Some(NotReady::Rebuilding);
     counter!("stampede_gate_rebuilds_total").increment(1);
     failpoint::hit("rebuild.begun");
-    gate.set_incarnation(incarnation);
+    let _heartbeat = start_heartbeat(shared);
+    shared.set_incarnation(incarnation);
     gate.load_scripts().await?;
     let sales = ledger.sales(Some(end_after)).await?;
-    for sale in &sales {
-        if !gate.close(sale.id, sale.epoch).await? {
-            return Err(NotReady::Rebuilding);
-        }
-    }
+    all_of(sales.iter().map(|sale| close(shared, sale).boxed()).collect()).await?;
     failpoint::hit("rebuild.closed");
-    let rebuilding = sales.iter().map(Ok).collect::<Vec<_>>();
-    futures_util::stream::iter(rebuilding)
-        .try_for_each_concurrent(CONCURRENT_SALES, |sale| load(shared, sale, incarnation))
-        .await?;
+    all_of(sales.iter().map(|sale| load(shared, sale, incarnation).boxed()).collect()).await?;
     histogram!("stampede_gate_rebuild_seconds").record(started.elapsed());
     tracing::info!(sales = sales.len(), ms = started.elapsed().as_millis(), "the gate has been rebuilt");
     Ok(())
 }
 
+/// Runs the work of all sales, some at once. One that fails stops none of the others, and is reported afterwards.
+async fn all_of(work: Vec<BoxFuture<'_, Result<(), NotReady>>>) -> Result<(), NotReady> {
+    let done: Vec<_> = futures_util::stream::iter(work).buffer_unordered(CONCURRENT_SALES).collect().await;
+    done.into_iter().collect()
+}
+
+/// Tells the other nodes that this one is at work, for as long as the returned handle exists.
+fn start_heartbeat(shared: &Arc<Shared>) -> AbortOnDropHandle<()> {
+    let gate = shared.gate.clone();
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        loop {
+            if let Err(error) = gate.beat().await {
+                tracing::debug!(%error, "cannot tell the other nodes that the rebuild goes on");
+            }
+            tokio::time::sleep(HEARTBEAT).await;
+        }
+    }))
+}
+
+async fn close(shared: &Arc<Shared>, sale: &Sale) -> Result<(), NotReady> {
+    if shared.gate.close(sale.id, sale.epoch).await? { Ok(()) } else { Err(NotReady::Rebuilding) }
+}
+
 /// Opens one sale under the current incarnation: one that was created and not opened.
 pub(super) async fn one(shared: &Arc<Shared>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
-    if !shared.gate.close(sale.id, sale.epoch).await? {
-        return Err(NotReady::Rebuilding);
-    }
+    close(shared, sale).await?;
     load(shared, sale, incarnation).await
 }
 

@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use stampede_core::ports::{Gate as _, GateError, LedgerError};
 use stampede_core::{Epoch, Sale, SaleId, SalePhase, Timestamp};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::{Shared, rebuild, requirements};
 use crate::error::{Error, describe};
@@ -46,7 +46,7 @@ pub(super) enum NotReady {
 }
 
 impl NotReady {
-    fn cause(&self) -> &str {
+    pub(super) fn cause(&self) -> &str {
         match self {
             Self::Redis(cause) | Self::Ledger(cause) => cause,
             _ => "",
@@ -117,7 +117,8 @@ impl Changes {
 /// How far a sale that is not open has come, and since when.
 #[derive(Debug)]
 struct Progress {
-    at: (u64, SalePhase, Epoch),
+    /// The incarnation, the sale's phase and epoch, and the heartbeat of rebuilds.
+    at: (u64, SalePhase, Epoch, i64),
     since: Instant,
 }
 
@@ -128,10 +129,14 @@ pub(super) struct Recovery {
     not_open: HashMap<SaleId, Progress>,
 }
 
-/// Runs until `shared` is dropped.
-pub(super) async fn run(shared: Weak<Shared>, mut recovery: Recovery) {
-    let Some((losses, changes)) = shared.upgrade().map(|shared| (shared.losses.clone(), shared.changes.clone())) else {
-        return;
+/// Runs until `shared` is dropped. Sends into `started` whether the gate can be used, once that is known.
+pub(super) async fn run(shared: Weak<Shared>, started: oneshot::Sender<Result<(), NotReady>>) {
+    let mut recovery = Recovery::default();
+    let (losses, changes) = {
+        let Some(shared) = shared.upgrade() else { return };
+        // The start may have stopped waiting.
+        let _ = started.send(recovery.start(&shared).await);
+        (shared.losses.clone(), shared.changes.clone())
     };
     let mut rounds = tokio::time::interval(INTERVAL);
     rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -187,7 +192,7 @@ async fn compare(shared: &Shared, sale: &Sale) {
 
 impl Recovery {
     /// Repeats rounds until the gate can be used, or it is certain that it cannot be for now.
-    pub(super) async fn start(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
+    async fn start(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
         loop {
             match self.round(shared).await {
                 Err(NotReady::Rebuilding) => tokio::time::sleep(SHORTEST_PAUSE).await,
@@ -217,7 +222,7 @@ impl Recovery {
             self.checked_connection = Some(redis.connection_count());
         }
         let incarnation = ledger.gate_record("").await?.incarnation;
-        gate.set_incarnation(incarnation);
+        shared.set_incarnation(incarnation);
         if !gate.has_scripts().await? {
             return rebuild::all(shared, "Redis does not have the scripts of the gate").await;
         }
@@ -244,8 +249,10 @@ impl Recovery {
     /// Opens sales that were left unopened by a node that died.
     async fn open_stalled(&mut self, shared: &Arc<Shared>, sales: &[Sale], incarnation: u64) -> Result<(), NotReady> {
         let (mut not_open, mut stalled) = (HashMap::new(), Vec::new());
-        for sale in sales.iter().filter(|sale| sale.phase != SalePhase::Open) {
-            let at = (incarnation, sale.phase, sale.epoch);
+        let waiting: Vec<&Sale> = sales.iter().filter(|sale| sale.phase != SalePhase::Open).collect();
+        let heartbeat = if waiting.is_empty() { 0 } else { shared.gate.heartbeat().await? };
+        for sale in waiting {
+            let at = (incarnation, sale.phase, sale.epoch, heartbeat);
             let progress = self.not_open.remove(&sale.id).filter(|progress| progress.at == at);
             let progress = progress.unwrap_or_else(|| Progress { at, since: Instant::now() });
             if progress.since.elapsed() >= STALLED_AFTER {

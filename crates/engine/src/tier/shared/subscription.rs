@@ -12,7 +12,7 @@ use stampede_redis::{Backoff, Client, timeout_error};
 use super::recovery::Changes;
 use crate::auth::CachedSession;
 use crate::sessions::Sessions;
-use crate::shared_sessions::{self, SharedSessions};
+use crate::shared_sessions::{self, Ended, SharedSessions};
 
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// How often a ping checks that the connection is alive. A session that ends while the connection is silently cut ends here once that is
@@ -73,8 +73,14 @@ impl Subscription {
     }
 
     fn end_session(&self, message: &[u8]) -> Option<()> {
-        let (id, user) = shared_sessions::parse_message(message)?;
-        self.cached_sessions.put(id, Arc::new(CachedSession::ended(user, self.clock.now())));
+        match shared_sessions::parse_message(message)? {
+            Ended::Session(id, user) => {
+                self.cached_sessions.put(id, Arc::new(CachedSession::ended(user, self.clock.now())));
+            }
+            Ended::User(user) => {
+                self.sessions.forget(|| self.cached_sessions.retain(|known| !known.is_open_for(user)));
+            }
+        }
         Some(())
     }
 }
