@@ -44,7 +44,7 @@ impl Config {
         settings.cors_origins()?;
         settings.server(settings.certificate()?.as_ref())?;
         if settings.login.sender == SenderKind::Webhook {
-            check_url(&settings.login.webhook_url)?;
+            check_url(&settings.login.webhook_url, "login.webhook_url")?;
         }
         let mut out = std::io::stdout().lock();
         match self.command {
@@ -56,7 +56,7 @@ impl Config {
                 {
                     *url = Database::parse(url)?.to_string();
                 }
-                for (section, name) in [("login", "webhook_url"), ("redis", "url")] {
+                for (section, name) in [("login", "webhook_url"), ("alerts", "webhook_url"), ("redis", "url")] {
                     if let Some(toml::Value::String(url)) = table.get_mut(section).and_then(|table| table.get_mut(name))
                     {
                         *url = SecretUrl::from(url.as_str()).to_string();

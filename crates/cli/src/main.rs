@@ -1,9 +1,10 @@
 //! `stampede`: one binary, one file per subcommand.
 //!
 //! - [`serve`]: the server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
-//! - [`sender`], [`webhook`]: deliver login codes
+//! - [`sender`], [`webhook`]: deliver login codes; [`alerts`]: delivers alerts
 //! - [`mod@bench`]: the load test; [`check`]: checks the invariants
-//! - [`quarantine`]: orders that could not be recorded
+//! - [`quarantine`]: orders that could not be recorded; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
+//!   [`admin_client`]: calls a running server for them
 //! - [`migrate`]: migrates the database
 //! - [`config`]: shows or checks the settings; [`completions`]: shell completions
 //! - [`settings`]: merges defaults, file, environment and flags; [`admin_token`]: the tokens of administrators
@@ -11,7 +12,9 @@
 //! - [`reload`]: what SIGHUP reloads; [`descriptors`]: the limit of open files
 //! - [`private_servers`]: servers and nodes that `bench` and `demo` start; [`redact`]: removes credentials from URLs
 
+mod admin_client;
 mod admin_token;
+mod alerts;
 mod bench;
 mod check;
 mod completions;
@@ -23,6 +26,8 @@ mod descriptors;
 mod migrate;
 mod private_servers;
 mod quarantine;
+mod rebuild;
+mod reconcile;
 mod redact;
 mod reload;
 mod sender;
@@ -82,6 +87,17 @@ enum Command {
     ///
     /// Such orders keep their stock until an operator acts. The command calls a running server.
     Quarantine(quarantine::Quarantine),
+    /// Compare the gate with the database and repair what differs
+    ///
+    /// Only for tiers with a gate in Redis; every node does the same at intervals. A difference counts if it is found twice, a few
+    /// seconds apart. The command calls a running server. Exit codes: 0: nothing differs, or everything was repaired; 1: a dry run has
+    /// found something, or a repair failed.
+    Reconcile(reconcile::Reconcile),
+    /// Rebuild the gate from the database
+    ///
+    /// Only for tiers with a gate in Redis. Sales are closed meanwhile, usually for less than a second. Nodes do this by themselves when
+    /// Redis has lost the gate. The command calls a running server.
+    Rebuild(rebuild::Rebuild),
     /// Show or check the settings
     Config(config::Config),
     /// Print completions for a shell
@@ -100,6 +116,8 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Check(command) => Ok(command.run()),
         Command::Quarantine(command) => command.run().map(success),
+        Command::Reconcile(command) => command.run(),
+        Command::Rebuild(command) => command.run().map(success),
         Command::Config(command) => command.run().map(success),
         Command::Completions(command) => {
             command.run();

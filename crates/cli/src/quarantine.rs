@@ -4,14 +4,11 @@
 
 use std::io::Write as _;
 
-use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 use stampede_core::OrderId;
-use stampede_proof::http::Client;
 
-use crate::admin_token::AdminTokenSource;
-use crate::bench::address_of;
+use crate::admin_client::AdminClient;
 
 #[derive(Debug, Args)]
 pub struct Quarantine {
@@ -22,7 +19,7 @@ pub struct Quarantine {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// List the orders in quarantine, newest first
-    List(Access),
+    List(AdminClient),
     /// Show one order and the error of the database
     Show(OneOrder),
     /// Record the order, after the cause of the error is removed
@@ -40,21 +37,7 @@ struct OneOrder {
     id: OrderId,
 
     #[command(flatten)]
-    access: Access,
-}
-
-#[derive(Debug, Args)]
-struct Access {
-    /// The administration address of the running system
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    target: String,
-
-    #[command(flatten)]
-    token: AdminTokenSource,
-
-    /// Print JSON instead of text
-    #[arg(long)]
-    json: bool,
+    server: AdminClient,
 }
 
 impl Quarantine {
@@ -62,75 +45,58 @@ impl Quarantine {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             match &self.command {
-                Command::List(access) => access.list().await,
-                Command::Show(OneOrder { id, access }) => access.show(&access.call(&format!("/{id}"), false).await?),
-                Command::Retry(OneOrder { id, access }) => {
-                    access.show(&access.call(&format!("/{id}/retry"), true).await?)
+                Command::List(server) => list(server).await,
+                Command::Show(OneOrder { id, server }) => {
+                    show(server, &server.get(&format!("/quarantine/{id}")).await?)
                 }
-                Command::Discard(OneOrder { id, access }) => {
-                    access.show(&access.call(&format!("/{id}/discard"), true).await?)
+                Command::Retry(OneOrder { id, server }) => {
+                    show(server, &server.post(&format!("/quarantine/{id}/retry"), &Value::Null).await?)
+                }
+                Command::Discard(OneOrder { id, server }) => {
+                    show(server, &server.post(&format!("/quarantine/{id}/discard"), &Value::Null).await?)
                 }
             }
         })
     }
 }
 
-impl Access {
-    /// Calls a route below `/admin/v1/quarantine`. A refusal becomes an error with its reason.
-    async fn call(&self, path: &str, change: bool) -> anyhow::Result<Value> {
-        let (address, token) = (address_of(&self.target)?, self.token.read()?);
-        let path = format!("/admin/v1/quarantine{path}");
-        let reply = async {
-            let mut client = Client::connect(address).await?;
-            if change { client.post(&path, &token, &Value::Null).await } else { client.get(&path, &token).await }
-        };
-        let unreachable = || format!("cannot reach {}; is the server running?", self.target);
-        let reply = reply.await.map_err(anyhow::Error::from_boxed).with_context(unreachable)?;
-        if !reply.status.is_success() {
-            let (title, detail) = (reply.text("title"), reply.text("detail"));
-            bail!("{} ({}){}{detail}", title, reply.status.as_u16(), if detail.is_empty() { "" } else { ": " });
+async fn list(server: &AdminClient) -> anyhow::Result<()> {
+    let mut orders = Vec::new();
+    let mut page = String::new();
+    loop {
+        let mut body = server.get(&format!("/quarantine?limit=100{page}")).await?;
+        if let Value::Array(found) = body["orders"].take() {
+            orders.extend(found);
         }
-        Ok(reply.json())
+        match body["next"].as_str() {
+            Some(next) => page = format!("&before={next}"),
+            None => break,
+        }
     }
+    let mut out = std::io::stdout().lock();
+    if server.json {
+        writeln!(out, "{:#}", serde_json::json!({ "orders": orders }))?;
+        return Ok(());
+    }
+    for order in &orders {
+        let text = |member: &str| order[member].as_str().unwrap_or_default().to_owned();
+        let (id, sale, user) = (text("id"), text("sale_id"), text("user_id"));
+        writeln!(out, "{id}  sale {sale}  user {user}  {}  {}", text("quarantined_at"), text("error"))?;
+    }
+    writeln!(out, "{} order(s) in quarantine", orders.len())?;
+    Ok(())
+}
 
-    async fn list(&self) -> anyhow::Result<()> {
-        let mut orders = Vec::new();
-        let mut page = String::new();
-        loop {
-            let mut body = self.call(&format!("?limit=100{page}"), false).await?;
-            if let Value::Array(found) = body["orders"].take() {
-                orders.extend(found);
-            }
-            match body["next"].as_str() {
-                Some(next) => page = format!("&before={next}"),
-                None => break,
+fn show(server: &AdminClient, body: &Value) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match body {
+        Value::Object(members) if !server.json => {
+            for (name, value) in members {
+                let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                writeln!(out, "{name:<15} {value}")?;
             }
         }
-        let mut out = std::io::stdout().lock();
-        if self.json {
-            writeln!(out, "{:#}", serde_json::json!({ "orders": orders }))?;
-            return Ok(());
-        }
-        for order in &orders {
-            let text = |member: &str| order[member].as_str().unwrap_or_default().to_owned();
-            let (id, sale, user) = (text("id"), text("sale_id"), text("user_id"));
-            writeln!(out, "{id}  sale {sale}  user {user}  {}  {}", text("quarantined_at"), text("error"))?;
-        }
-        writeln!(out, "{} order(s) in quarantine", orders.len())?;
-        Ok(())
+        body => writeln!(out, "{body:#}")?,
     }
-
-    fn show(&self, body: &Value) -> anyhow::Result<()> {
-        let mut out = std::io::stdout().lock();
-        match body {
-            Value::Object(members) if !self.json => {
-                for (name, value) in members {
-                    let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                    writeln!(out, "{name:<15} {value}")?;
-                }
-            }
-            body => writeln!(out, "{body:#}")?,
-        }
-        Ok(())
-    }
+    Ok(())
 }

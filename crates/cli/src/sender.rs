@@ -1,4 +1,4 @@
-//! Prints login codes on the console, for development and demonstrations.
+//! Prints login codes and alerts on the console, for development and demonstrations.
 
 use std::io::Write as _;
 
@@ -13,6 +13,11 @@ pub struct Console;
 impl Sender for Console {
     async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         writeln!(std::io::stdout(), "  login code for {phone}: {code}")?;
+        Ok(())
+    }
+
+    async fn send_text(&self, phone: &Phone, text: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        writeln!(std::io::stdout(), "  message for {phone}: {text}")?;
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use stampede_core::SystemClock;
-use stampede_engine::{Engine, Sender};
+use stampede_engine::{AlertConfig, Engine, Sender};
 use stampede_http::{App, Config, HttpService, Surface, serve};
 use stampede_ledger::Database;
 use tokio::net::TcpListener;
@@ -18,13 +18,14 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::admin_token;
+use crate::alerts::AlertDelivery;
 use crate::data_dir::{DataDir, lock_database};
 use crate::demo_data;
 use crate::descriptors;
 use crate::reload::Reload;
 use crate::sender::Console;
 use crate::session_key;
-use crate::settings::{Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
+use crate::settings::{Alerts, Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
 use crate::webhook::Webhook;
 
 #[derive(Debug, Args)]
@@ -103,7 +104,11 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
         SenderKind::Webhook => Some(Arc::new(start_webhook(&settings.login)?) as Arc<dyn Sender>),
         SenderKind::None => None,
     };
-    let config = settings.engine(tier, ids, session_keys, demo);
+    let alerts = AlertConfig {
+        sender: Some(Arc::new(alert_delivery(&settings.alerts, sender.clone())?)),
+        repeat_after: settings.alerts.repeat_after(),
+    };
+    let config = settings.engine(tier, ids, session_keys, alerts, demo);
     let engine = Engine::start(config, stores, Arc::new(SystemClock), sender).await?;
     if demo {
         demo_data::fill(&engine).await?;
@@ -163,12 +168,32 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
 }
 
 fn start_webhook(login: &Login) -> anyhow::Result<Webhook> {
-    let secret = match std::env::var("STAMPEDE_WEBHOOK_SECRET") {
-        Ok(secret) => secret,
-        Err(_) => std::fs::read_to_string(&login.webhook_secret_file)
-            .context("the webhook needs a secret: set login.webhook_secret_file or STAMPEDE_WEBHOOK_SECRET")?,
+    let secret = webhook_secret("STAMPEDE_WEBHOOK_SECRET", "login", &login.webhook_secret_file)?;
+    Webhook::start(&login.webhook_url, "login.webhook_url", secret.trim())
+}
+
+/// Alerts go to their own webhook, and by the sender of login codes to phones.
+fn alert_delivery(alerts: &Alerts, sender: Option<Arc<dyn Sender>>) -> anyhow::Result<AlertDelivery> {
+    let phones = alerts.phones()?;
+    if !phones.is_empty() && sender.is_none() {
+        bail!("alerts.phones needs a sender: set login.sender");
+    }
+    let webhook = if alerts.webhook_url.expose().is_empty() {
+        None
+    } else {
+        let secret = webhook_secret("STAMPEDE_ALERT_SECRET", "alerts", &alerts.webhook_secret_file)?;
+        Some(Webhook::start(&alerts.webhook_url, "alerts.webhook_url", secret.trim())?)
     };
-    Webhook::start(&login.webhook_url, secret.trim())
+    Ok(AlertDelivery { webhook, phones, sender })
+}
+
+/// The secret of a webhook: from the environment, or from the file in its section of the settings.
+fn webhook_secret(variable: &str, section: &str, file: &str) -> anyhow::Result<String> {
+    match std::env::var(variable) {
+        Ok(secret) => Ok(secret),
+        Err(_) => std::fs::read_to_string(file)
+            .with_context(|| format!("the webhook needs a secret: set {section}.webhook_secret_file or {variable}")),
+    }
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -10,9 +10,10 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueEnum};
 use config::{Environment, File, FileFormat};
 use serde::Deserialize;
+use stampede_core::Phone;
 use stampede_engine::{
-    AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, SendBudgets, SessionKeys, SharedConfig, SoloConfig,
-    TierConfig,
+    AlertConfig, AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, ReconcileConfig, SendBudgets, SessionKeys,
+    SharedConfig, SoloConfig, TierConfig,
 };
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
@@ -136,6 +137,8 @@ pub struct Settings {
     pub login: Login,
     pub limits: Limits,
     cache: CacheSettings,
+    reconcile: Reconcile,
+    pub alerts: Alerts,
     pub log: Log,
 }
 
@@ -260,6 +263,33 @@ struct CacheSettings {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct Reconcile {
+    interval_ms: u64,
+    confirm_after_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alerts {
+    pub webhook_url: SecretUrl,
+    pub webhook_secret_file: String,
+    phones: Vec<String>,
+    repeat_after_ms: u64,
+}
+
+impl Alerts {
+    pub fn phones(&self) -> anyhow::Result<Vec<Phone>> {
+        let parse = |text: &String| Phone::parse(text).map_err(|_| anyhow!("alerts.phones: {text:?} is not a number"));
+        self.phones.iter().map(parse).collect()
+    }
+
+    pub const fn repeat_after(&self) -> Duration {
+        Duration::from_millis(self.repeat_after_ms)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Log {
     pub level: String,
     pub format: LogFormat,
@@ -333,6 +363,9 @@ impl Settings {
             ("limits.probes_per_address.window_ms", self.limits.probes_per_address.window_ms),
             ("limits.own_per_user.window_ms", self.limits.own_per_user.window_ms),
             ("limits.redis_timeout_ms", self.limits.redis_timeout_ms),
+            ("reconcile.interval_ms", self.reconcile.interval_ms),
+            ("reconcile.confirm_after_ms", self.reconcile.confirm_after_ms),
+            ("alerts.repeat_after_ms", self.alerts.repeat_after_ms),
             ("cache.ttl_ms", self.cache.ttl_ms),
             ("cache.refresh_after_ms", self.cache.refresh_after_ms),
             ("cache.empty_ttl_ms", self.cache.empty_ttl_ms),
@@ -518,6 +551,10 @@ impl Settings {
                     queue_per_sale,
                     queue_total,
                     quarantine_after,
+                    reconcile: ReconcileConfig {
+                        interval: Duration::from_millis(self.reconcile.interval_ms),
+                        confirm_after: Duration::from_millis(self.reconcile.confirm_after_ms),
+                    },
                 }))
             }
         }
@@ -554,6 +591,7 @@ impl Settings {
         tier: TierConfig,
         ids: IdConfig,
         session_keys: Option<SessionKeys>,
+        alerts: AlertConfig,
         demo: bool,
     ) -> EngineConfig {
         let (buy, login) = (&self.buy, &self.login);
@@ -562,6 +600,7 @@ impl Settings {
             tier,
             ids,
             cache: self.cache(),
+            alerts,
             auth: AuthConfig {
                 session_ttl: Duration::from_millis(login.session_ttl_ms),
                 session_lifetime: Duration::from_millis(login.session_lifetime_ms),

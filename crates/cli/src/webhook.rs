@@ -1,6 +1,6 @@
-//! Posts login codes to a URL of the operator, signed and with retries.
+//! Posts login codes and alerts to a URL of the operator, signed and with retries.
 //!
-//! The request for a code does not wait for its delivery, so that the response is the same for every number and takes the same time.
+//! Nothing waits for a delivery: the response to a request for a code is the same for every number and takes the same time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +18,10 @@ use hyper::{Request, Uri};
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
+use serde_json::{Value, json};
 use sha2::Sha256;
 use stampede_core::{Clock as _, Phone, SystemClock};
-use stampede_engine::Sender;
+use stampede_engine::{Alert, AlertSender, Sender};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -28,12 +29,14 @@ use tokio_rustls::TlsConnector;
 
 use crate::redact::SecretUrl;
 
-/// The number of codes that may wait for delivery; further requests fail.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The number of messages that may wait for delivery; further ones fail.
 const MAX_QUEUED: usize = 1000;
 /// The number of concurrent deliveries.
 const CONCURRENCY: usize = 8;
 const MAX_ATTEMPTS: u32 = 4;
-/// A code that has waited longer is dropped: its owner has requested another one.
+/// A message that has waited longer is dropped: the owner of a code has requested another one.
 const MAX_AGE: Duration = Duration::from_secs(120);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -42,10 +45,11 @@ pub struct Webhook {
     queue: mpsc::Sender<Delivery>,
 }
 
-/// A code that waits for delivery.
+/// A message that waits for delivery.
 struct Delivery {
-    phone: Phone,
-    code: String,
+    body: String,
+    /// What it is, for the log.
+    what: String,
     queued_at: Instant,
 }
 
@@ -68,31 +72,31 @@ struct Address {
     path: String,
 }
 
-/// Checks the syntax of the URL.
-pub fn check_url(url: &SecretUrl) -> anyhow::Result<()> {
-    Address::parse(url.expose()).map(drop)
+/// Checks the syntax of the URL in this setting.
+pub fn check_url(url: &SecretUrl, setting: &str) -> anyhow::Result<()> {
+    Address::parse(url.expose(), setting).map(drop)
 }
 
 impl Address {
-    fn parse(url: &str) -> anyhow::Result<Self> {
-        let uri: Uri = url.parse().context("login.webhook_url is not a URL")?;
+    fn parse(url: &str, setting: &str) -> anyhow::Result<Self> {
+        let uri: Uri = url.parse().with_context(|| format!("{setting} is not a URL"))?;
         let (tls, default_port) = match uri.scheme_str() {
             Some("https") => (true, 443),
             Some("http") => (false, 80),
-            _ => bail!("login.webhook_url must begin with http:// or https://"),
+            _ => bail!("{setting} must begin with http:// or https://"),
         };
-        let authority = uri.authority().context("login.webhook_url has no host")?.as_str();
+        let authority = uri.authority().with_context(|| format!("{setting} has no host"))?.as_str();
         let (credentials, authority) =
             authority.rsplit_once('@').map_or((None, authority), |(credentials, host)| (Some(credentials), host));
-        let host = uri.host().filter(|host| !host.is_empty()).context("login.webhook_url has no host")?;
+        let host = uri.host().filter(|host| !host.is_empty()).with_context(|| format!("{setting} has no host"))?;
         let port = match authority.strip_prefix(host).and_then(|rest| rest.strip_prefix(':')) {
             None | Some("") => default_port,
-            Some(port) => port.parse().context("login.webhook_url is not a URL: its port is not a number")?,
+            Some(port) => port.parse().with_context(|| format!("{setting} is not a URL: its port is not a number"))?,
         };
         Ok(Self {
             tls,
             authority: authority.to_owned(),
-            authorization: credentials.map(basic).transpose()?,
+            authorization: credentials.map(|credentials| basic(credentials, setting)).transpose()?,
             host: host.trim_matches(['[', ']']).to_owned(),
             port,
             path: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
@@ -101,9 +105,9 @@ impl Address {
 }
 
 impl Webhook {
-    /// Starts delivering. Must be called inside the runtime.
-    pub fn start(url: &SecretUrl, secret: &str) -> anyhow::Result<Self> {
-        let target = Arc::new(Target::parse(url.expose(), secret)?);
+    /// Starts delivering to the URL in this setting. Must be called inside the runtime.
+    pub fn start(url: &SecretUrl, setting: &str, secret: &str) -> anyhow::Result<Self> {
+        let target = Arc::new(Target::parse(url.expose(), setting, secret)?);
         let (queue, waiting) = mpsc::channel::<Delivery>(MAX_QUEUED);
         let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
         for _ in 0..CONCURRENCY {
@@ -111,49 +115,66 @@ impl Webhook {
             tokio::spawn(async move {
                 loop {
                     let next = waiting.lock().await.recv().await;
-                    let Some(Delivery { phone, code, queued_at }) = next else { return };
-                    if queued_at.elapsed() < MAX_AGE {
-                        target.deliver(&phone, &code).await;
+                    let Some(delivery) = next else { return };
+                    if delivery.queued_at.elapsed() < MAX_AGE {
+                        target.deliver(&delivery).await;
                     }
                 }
             });
         }
         Ok(Self { queue })
     }
+
+    fn deliver(&self, body: &Value, what: String) -> Result<(), BoxError> {
+        let delivery = Delivery { body: body.to_string(), what, queued_at: Instant::now() };
+        Ok(self.queue.try_send(delivery).map_err(|_| "too many messages wait for delivery")?)
+    }
 }
 
 #[async_trait]
 impl Sender for Webhook {
-    async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let delivery = Delivery { phone: phone.clone(), code: code.to_owned(), queued_at: Instant::now() };
-        Ok(self.queue.try_send(delivery).map_err(|_| "too many codes wait for delivery")?)
+    async fn send(&self, phone: &Phone, code: &str) -> Result<(), BoxError> {
+        self.deliver(&json!({ "phone": phone.as_str(), "code": code }), format!("a login code for {phone}"))
+    }
+
+    async fn send_text(&self, phone: &Phone, text: &str) -> Result<(), BoxError> {
+        self.deliver(&json!({ "phone": phone.as_str(), "text": text }), format!("a message for {phone}"))
+    }
+}
+
+#[async_trait]
+impl AlertSender for Webhook {
+    async fn send(&self, alert: &Alert) -> Result<(), BoxError> {
+        let Alert { kind, about, message } = alert;
+        let body = json!({ "alert": kind.as_str(), "about": about, "message": message });
+        self.deliver(&body, format!("the alert {}", kind.as_str()))
     }
 }
 
 impl Target {
-    fn parse(url: &str, secret: &str) -> anyhow::Result<Self> {
-        ensure!(secret.len() >= 16, "the secret of the webhook must have at least 16 characters");
-        let address = Address::parse(url)?;
+    fn parse(url: &str, setting: &str, secret: &str) -> anyhow::Result<Self> {
+        ensure!(secret.len() >= 16, "the secret of {setting} must have at least 16 characters");
+        let address = Address::parse(url, setting)?;
         let tls = if address.tls { Some(connector()?) } else { None };
         let key = Hmac::new_from_slice(secret.as_bytes()).context("the secret of the webhook cannot be used")?;
         Ok(Self { address, tls, key })
     }
 
-    /// Tries a few times until the webhook accepts the code. After that the code is dropped: its owner can request another one.
-    async fn deliver(&self, phone: &Phone, code: &str) {
-        let body = serde_json::json!({ "phone": phone.as_str(), "code": code }).to_string();
+    /// Tries a few times until the webhook accepts the message. After that it is dropped: the owner of a code can request another one, and
+    /// an alert is in the log.
+    async fn deliver(&self, Delivery { body, what, .. }: &Delivery) {
         for attempt in 1..=MAX_ATTEMPTS {
-            let error = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.post(&body)).await {
+            let error = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.post(body)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => format!("{error:#}"),
                 Err(_) => "timed out".to_owned(),
             };
-            tracing::warn!(%phone, attempt, error, "the webhook did not accept a login code");
+            tracing::warn!(attempt, error, "the webhook did not accept {what}");
             if attempt < MAX_ATTEMPTS {
                 tokio::time::sleep(Duration::from_millis(200) * 4u32.pow(attempt - 1)).await;
             }
         }
-        tracing::error!(%phone, "a login code could not be delivered");
+        tracing::error!("{what} could not be delivered");
     }
 
     async fn post(&self, body: &str) -> anyhow::Result<()> {
@@ -200,13 +221,13 @@ impl Target {
 }
 
 /// The percent-encoded `user:password` of a URL as HTTP basic authentication.
-fn basic(credentials: &str) -> anyhow::Result<HeaderValue> {
+fn basic(credentials: &str, setting: &str) -> anyhow::Result<HeaderValue> {
     let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
     let mut plain: Vec<u8> = percent_decode_str(user).collect();
     plain.push(b':');
     plain.extend(percent_decode_str(password));
     let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(plain)))
-        .context("the credentials in login.webhook_url cannot be used")?;
+        .with_context(|| format!("the credentials in {setting} cannot be used"))?;
     value.set_sensitive(true);
     Ok(value)
 }
@@ -235,7 +256,7 @@ mod tests {
             ("http://me:short@x:66000/y", "0123456789abcdef", "webhook_url"),
             ("me:short@x/y", "0123456789abcdef", "webhook_url"),
         ] {
-            let error = format!("{:#}", Webhook::start(&url.into(), secret).unwrap_err());
+            let error = format!("{:#}", Webhook::start(&url.into(), "login.webhook_url", secret).unwrap_err());
             assert!(error.contains(word), "{url}: {error}");
             assert!(!error.contains("short"));
         }
@@ -249,7 +270,7 @@ mod tests {
             ("http://me@[::1]:81/y", "[::1]:81", Some("me:")),
             ("http://m%40e:wo%3Ard%20@x/y", "x", Some("m@e:wo:rd ")),
         ] {
-            let address = Address::parse(url).unwrap();
+            let address = Address::parse(url, "login.webhook_url").unwrap();
             let sent = address.authorization.map(|value| {
                 assert!(value.is_sensitive());
                 let coded = value.to_str().unwrap().strip_prefix("Basic ").unwrap().to_owned();

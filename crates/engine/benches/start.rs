@@ -16,7 +16,7 @@ use stampede_ledger::Database;
 #[path = "../tests/it/config.rs"]
 mod config;
 
-use config::{AUTH, CACHE};
+use config::{ALERTS, AUTH, CACHE};
 
 const ROUNDS: usize = 7;
 const ORDERS: usize = 1_000_000;
@@ -33,6 +33,7 @@ const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
+    alerts: ALERTS,
     cache: CACHE,
     auth: AUTH,
 };

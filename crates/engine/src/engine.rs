@@ -14,6 +14,7 @@ use stampede_lock::{KeyedMutex, Locks};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use crate::alerts::{AlertConfig, Alerts};
 use crate::auth::{Auth, AuthConfig};
 use crate::catalogue_cache::{CacheConfig, CatalogueCache};
 use crate::error::{Error, describe};
@@ -32,6 +33,7 @@ pub struct Config {
     pub ids: IdConfig,
     pub auth: AuthConfig,
     pub cache: CacheConfig,
+    pub alerts: AlertConfig,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +122,7 @@ impl Engine {
         let (mut auth, used_sessions) =
             Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender, &limit_counters);
 
+        let alerts = Arc::new(Alerts::new(config.alerts, ledger.clone(), clock.clone()));
         let (sale_index, has_others) = (Arc::new(SaleIndex::default()), Arc::new(AtomicBool::new(false)));
         let context = Context {
             ledger: ledger.clone(),
@@ -128,6 +131,8 @@ impl Engine {
             sale_index: sale_index.clone(),
             sessions: auth.sessions(),
             has_others: has_others.clone(),
+            alerts: alerts.clone(),
+            locks: locks.clone(),
         };
         let tier = tier::start(config.tier, context).await?;
         auth.shared = tier.shared_sessions();
@@ -142,6 +147,7 @@ impl Engine {
             sale_index.clone(),
             clock.clone(),
             release_added.clone(),
+            alerts,
         ));
         workers.spawn(workers::sessions::run(
             stores.accounts.clone(),

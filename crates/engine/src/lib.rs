@@ -8,10 +8,11 @@
 //! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code
 //! - `ids`: snowflakes, or numbers of a counter in Redis
-//! - `audit`: the log of what administrators did
+//! - `audit`: the log of what administrators did; `reconcile`: comparing gate and ledger; `alerts`: cases that need a person
 //! - `retention`: how long a sale that is over stays in the gate; `workers`: tasks that run beside the requests; `scheduled`: which node
 //!   does work that one node at a time does
 
+mod alerts;
 mod audit;
 mod auth;
 mod batcher;
@@ -24,6 +25,7 @@ mod login;
 mod orders;
 mod proof_of_work;
 mod quarantine;
+mod reconcile;
 mod recording;
 mod retention;
 mod sale_index;
@@ -37,6 +39,7 @@ mod tier;
 mod token;
 mod workers;
 
+pub use alerts::{Alert, AlertConfig, AlertKind, AlertSender};
 pub use audit::{Action, AuditOutcome, AuditRecord, Caller, Change, Outcome};
 pub use auth::{AuthConfig, VerifiedToken};
 pub use buy::Bought;
@@ -46,7 +49,8 @@ pub use error::Error;
 pub use ids::IdConfig;
 pub use login::{CodeSent, LoggedIn, Sender};
 pub use proof_of_work::{Puzzle, Solution};
+pub use reconcile::{Reconciled, Report};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;
-pub use tier::{SharedConfig, SoloConfig, TierConfig};
+pub use tier::{ReconcileConfig, SharedConfig, SoloConfig, TierConfig};
 pub use token::SessionKeys;

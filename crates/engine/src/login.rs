@@ -28,10 +28,14 @@ const MAX_LIVE: usize = 20;
 /// compare with.
 const REFUSAL_TIME_UNIT: Duration = Duration::from_millis(100);
 
-/// Sends login codes to phones.
+/// Sends messages to phones.
 #[async_trait]
 pub trait Sender: Send + Sync + fmt::Debug {
+    /// Sends a login code.
     async fn send(&self, phone: &Phone, code: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+    /// Sends a text to an operator.
+    async fn send_text(&self, phone: &Phone, text: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
 #[derive(Debug)]

@@ -23,7 +23,9 @@ use stampede_core::ports::{Admitted, LedgerError, OrderLedger, QuarantinedOrder,
 use stampede_core::{Clock, Epoch, OrderId, SaleId};
 use tokio::sync::Notify;
 
+use crate::alerts::{AlertKind, Alerts};
 use crate::error::describe;
+use crate::tier::Context;
 
 /// How often a suspect is tried before it goes into quarantine.
 pub(crate) const TRIES: u32 = 8;
@@ -63,6 +65,7 @@ pub(crate) struct Recording {
     sale: SaleId,
     ledger: Arc<dyn OrderLedger>,
     clock: Arc<dyn Clock>,
+    alerts: Arc<Alerts>,
     quarantine_after: Duration,
     suspects: Mutex<HashMap<OrderId, Suspect>>,
     suspect_added: Notify,
@@ -78,16 +81,13 @@ pub(crate) struct Recording {
 struct DataError(String);
 
 impl Recording {
-    pub(crate) fn new(
-        sale: SaleId,
-        ledger: Arc<dyn OrderLedger>,
-        clock: Arc<dyn Clock>,
-        quarantine_after: Duration,
-    ) -> Self {
+    pub(crate) fn new(sale: SaleId, context: &Context, quarantine_after: Duration) -> Self {
+        let Context { ledger, clock, alerts, .. } = context;
         Self {
             sale,
-            ledger,
-            clock,
+            ledger: ledger.clone(),
+            clock: clock.clone(),
+            alerts: alerts.clone(),
             quarantine_after,
             suspects: Mutex::default(),
             suspect_added: Notify::new(),
@@ -269,7 +269,12 @@ impl Recording {
         match self.ledger.quarantine(&order).await {
             Ok(recorded) => {
                 tracing::error!(sale = %self.sale, order = %admitted.order, error = order.error, tries, "an order cannot be recorded: quarantined");
-                self.quarantined.increment(u64::from(recorded == RecordOutcome::Quarantined));
+                if recorded == RecordOutcome::Quarantined {
+                    self.quarantined.increment(1);
+                    let (about, message) =
+                        (format!("sale {}", self.sale), format!("an order is in quarantine: {}", order.error));
+                    self.alerts.raise(AlertKind::Quarantined, about, message).await;
+                }
                 Some(recorded)
             }
             Err(error) => {

@@ -1,7 +1,11 @@
 //! Scheduled work that one node at a time does: under a lock in Redis, whose fencing token the ledger checks.
 
+use std::time::{Duration, Instant};
+
 use stampede_core::ports::{Fence, ScheduledWork};
 use stampede_lock::{Error, Guard, Lock, Locks, Owner};
+
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// When a node may do one kind of work.
 #[derive(Debug)]
@@ -36,6 +40,17 @@ impl Schedule {
             Err(error) => {
                 tracing::warn!(work = work.as_str(), %error, "scheduled work waits for its lock");
                 None
+            }
+        }
+    }
+
+    /// Waits for the permit.
+    pub(crate) async fn begin_within(&self, timeout: Duration) -> Option<WorkPermit> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.begin().await {
+                None if Instant::now() < deadline => tokio::time::sleep(RETRY_PAUSE).await,
+                permit => return permit,
             }
         }
     }

@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod gate;
 pub(crate) mod quarantine;
+pub(crate) mod reconcile;
 pub(crate) mod sales;
 pub(crate) mod shops;
 pub(crate) mod users;

@@ -73,6 +73,8 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(admin::quarantine::one),
             routes!(admin::quarantine::retry),
             routes!(admin::quarantine::discard),
+            routes!(admin::reconcile::log, admin::reconcile::run),
+            routes!(admin::reconcile::rebuild),
         ]);
         if load_test {
             routes.push(routes!(load_test::sessions));

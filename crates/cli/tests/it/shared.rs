@@ -38,7 +38,7 @@ fn node(storage: &Storage, redis: &Server) -> Command {
 }
 
 impl Nodes {
-    fn start(kind: Kind, count: usize) -> Self {
+    pub fn start(kind: Kind, count: usize) -> Self {
         Self::start_with(kind, count, |_, command| command)
     }
 

@@ -15,6 +15,8 @@ pub enum ScheduledWork {
     IndexOrders,
     /// Deleting expired sessions and login codes.
     DeleteExpired,
+    /// Comparing gate and ledger, and repairing what differs.
+    Reconcile,
 }
 
 impl ScheduledWork {
@@ -23,6 +25,7 @@ impl ScheduledWork {
         match self {
             Self::IndexOrders => "index_orders",
             Self::DeleteExpired => "delete_expired",
+            Self::Reconcile => "reconcile",
         }
     }
 }

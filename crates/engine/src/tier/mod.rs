@@ -18,17 +18,19 @@ use stampede_core::{Clock, OrderId, Refusal, Sale, SaleId};
 use stampede_limit::Counters;
 use stampede_lock::Locks;
 
+use crate::alerts::Alerts;
 use crate::auth::CachedSession;
 use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
+use crate::reconcile::Report;
 use crate::recording::CommitOutcome;
 use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
 use crate::shared_sessions::SharedSessions;
 
-pub use shared::SharedConfig;
 pub(crate) use shared::gate_record;
+pub use shared::{ReconcileConfig, SharedConfig};
 pub use solo::SoloConfig;
 
 /// Which tier, and its settings.
@@ -59,6 +61,9 @@ pub(crate) struct Context {
     pub(crate) sessions: Arc<Sessions<CachedSession>>,
     /// Whether other processes may write to the same ledger. Kept up to date by the tier.
     pub(crate) has_others: Arc<AtomicBool>,
+    pub(crate) alerts: Arc<Alerts>,
+    /// The locks of scheduled work; `None` in tiers without Redis.
+    pub(crate) locks: Option<Locks>,
 }
 
 /// The answer of [`Tier::admit`].
@@ -109,6 +114,12 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
 
     /// How many requests wait for the gate or the ledger.
     fn waiting(&self) -> usize;
+
+    /// Compares the gate with the ledger and repairs what differs; a dry run repairs nothing.
+    async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<Report, Error>;
+
+    /// Rebuilds the gate from the ledger.
+    async fn rebuild(self: Arc<Self>) -> Result<(), Error>;
 
     /// Takes no more orders, and returns when every admitted order has an outcome.
     async fn close(&self);

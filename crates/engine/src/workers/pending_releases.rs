@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stampede_core::ports::gate::Release;
-use stampede_core::ports::{GateError, Ledger};
+use stampede_core::ports::{GateError, Ledger, ReconcileRow};
 use stampede_core::{Clock, OrderId, SaleId};
 use stampede_redis::Backoff;
 use tokio::sync::Notify;
 
+use crate::alerts::{AlertKind, Alerts};
 use crate::error::{Error, describe};
 use crate::retention::is_past_retention;
 use crate::sale_index::SaleIndex;
@@ -20,6 +21,8 @@ const BATCH: u32 = 1000;
 const INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// After this many failures in a row, which takes about a minute, a person is told.
+const MAX_FAILURES: u32 = 10;
 
 /// Runs at the start, when `added` is notified, and at intervals. What fails is retried after growing pauses.
 pub(crate) async fn run(
@@ -28,11 +31,17 @@ pub(crate) async fn run(
     sale_index: Arc<SaleIndex>,
     clock: Arc<dyn Clock>,
     added: Arc<Notify>,
+    alerts: Arc<Alerts>,
 ) {
     let is_retired = |sale| sale_index.get(sale).is_some_and(|sale| is_past_retention(&sale, clock.now()));
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+    let mut failures = HashMap::new();
     loop {
-        match release_all(ledger.as_ref(), tier.as_ref(), &is_retired).await {
+        let released = release_all(ledger.as_ref(), tier.as_ref(), &is_retired, &mut failures).await;
+        for sale in failures.iter().filter(|(_, times)| **times == MAX_FAILURES).map(|(sale, _)| *sale) {
+            report(ledger.as_ref(), clock.as_ref(), &alerts, sale).await;
+        }
+        match released {
             Ok(()) => {
                 backoff.reset();
                 // Both a notification and the timeout start the next round.
@@ -46,14 +55,35 @@ pub(crate) async fn run(
     }
 }
 
+/// Tells people that the marks of a sale could not be released so often. The worker goes on.
+async fn report(ledger: &dyn Ledger, clock: &dyn Clock, alerts: &Alerts, sale: SaleId) {
+    let detail = format!("marks of dead orders could not be released {MAX_FAILURES} times; their stock is not sold");
+    let row = ReconcileRow {
+        id: 0,
+        at: clock.now(),
+        sale,
+        order: None,
+        finding: "release_failed".to_owned(),
+        detail: detail.clone(),
+        outcome: "failed".to_owned(),
+    };
+    if let Err(error) = ledger.append_reconciled(None, &[row]).await {
+        tracing::warn!(%sale, error = describe(&error), "cannot write the reconcile log");
+    }
+    alerts.raise(AlertKind::ReleaseFailed, format!("sale {sale}"), detail).await;
+}
+
+/// `failures` counts for each sale how often its releases have failed in a row.
 async fn release_all(
     ledger: &dyn Ledger,
     tier: &dyn Tier,
     is_retired: &(dyn Fn(SaleId) -> bool + Sync),
+    failures: &mut HashMap<SaleId, u32>,
 ) -> Result<(), Error> {
     loop {
         let pending = ledger.pending_releases(BATCH).await?;
         if pending.is_empty() {
+            failures.clear();
             return Ok(());
         }
         let mut by_sale: HashMap<SaleId, Vec<Release>> = HashMap::new();
@@ -66,8 +96,14 @@ async fn release_all(
             // A sale that is long over has no marks any more.
             let done = if is_retired(sale) { Ok(Vec::new()) } else { tier.gate().release(sale, &releases).await };
             match done {
-                Ok(_) => released.extend(releases.iter().map(|release| release.order)),
-                Err(error) => failed = Some(error),
+                Ok(_) => {
+                    failures.remove(&sale);
+                    released.extend(releases.iter().map(|release| release.order));
+                }
+                Err(error) => {
+                    *failures.entry(sale).or_default() += 1;
+                    failed = Some(error);
+                }
             }
         }
         ledger.delete_pending_releases(&released).await?;

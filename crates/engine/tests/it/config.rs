@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use stampede_engine::{AuthConfig, CacheConfig, SendBudgets};
+use stampede_engine::{AlertConfig, AuthConfig, CacheConfig, SendBudgets};
 use stampede_limit::Limit;
 
 pub const CACHE: CacheConfig = CacheConfig {
@@ -28,3 +28,5 @@ pub const AUTH: AuthConfig = AuthConfig {
     proof_of_work_bits: 0,
     show_codes: true,
 };
+
+pub const ALERTS: AlertConfig = AlertConfig { sender: None, repeat_after: Duration::from_secs(3600) };

@@ -209,6 +209,29 @@ impl WorkerLeases for Faulty {
 }
 
 #[async_trait]
+impl ReconcileLog for Faulty {
+    async fn append_reconciled(&self, fence: Option<Fence>, rows: &[ReconcileRow]) -> Result<Fenced<()>> {
+        self.inner.append_reconciled(fence, rows).await
+    }
+
+    async fn reconciled(&self, before: Option<i64>, limit: u32) -> Result<Vec<ReconcileRow>> {
+        self.inner.reconciled(before, limit).await
+    }
+
+    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32) -> Result<bool> {
+        self.inner.adopt_cap(sale, version, cap).await
+    }
+
+    async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool> {
+        self.inner.raise_version(sale, version).await
+    }
+
+    async fn claim_alert(&self, case: &str, now: Timestamp, repeat_after: Duration) -> Result<bool> {
+        self.inner.claim_alert(case, now, repeat_after).await
+    }
+}
+
+#[async_trait]
 impl AuditLog for Faulty {
     async fn audit(&self, row: &AuditRow) -> Result<()> {
         if self.faults.audits.lock().unwrap().pop_front() == Some(false) {

@@ -11,7 +11,7 @@ use stampede_engine::{Config, Engine, IdConfig, Sender, SoloConfig, TierConfig};
 use stampede_ledger::{Database, open};
 use tempfile::TempDir;
 
-use crate::config::{AUTH, CACHE};
+use crate::config::{ALERTS, AUTH, CACHE};
 
 pub const SOLO: SoloConfig = SoloConfig {
     shared_ledger: true,
@@ -25,6 +25,7 @@ pub const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
+    alerts: ALERTS,
     cache: CACHE,
     auth: AUTH,
 };
@@ -35,6 +36,10 @@ pub struct Nowhere;
 #[async_trait]
 impl Sender for Nowhere {
     async fn send(&self, _: &Phone, _: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+
+    async fn send_text(&self, _: &Phone, _: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         Ok(())
     }
 }

@@ -16,10 +16,11 @@ const CONNECTIONS: u32 = 12;
 /// Shorter than the server's timeout of idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const MIGRATIONS: [(&str, &str); 3] = [
+const MIGRATIONS: [(&str, &str); 4] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
+    ("reconcile", include_str!("migrations/0004_reconcile.sql")),
 ];
 
 /// Settings of every connection. A node that is suspended or disconnected during a transaction must not lock the sale's row for long, so the

@@ -36,10 +36,11 @@ fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
 
-const MIGRATIONS: [(&str, &str); 3] = [
+const MIGRATIONS: [(&str, &str); 4] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
+    ("reconcile", include_str!("migrations/0004_reconcile.sql")),
 ];
 
 fn migrations() -> Migrator {

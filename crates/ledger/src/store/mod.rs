@@ -4,7 +4,7 @@
 //! - `quarantine`: orders whose data the database rejects
 //! - `orders`, `sales`: reading, cancelling and editing
 //! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server;
-//!   `fence`: which process may do scheduled work
+//!   `fence`: which process may do scheduled work; `reconcile`: what reconciling has found
 //! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that conflicts with another one is retried as a
@@ -19,6 +19,7 @@ mod lease;
 mod login;
 mod orders;
 mod quarantine;
+mod reconcile;
 mod record;
 mod resolve;
 mod sales;

@@ -19,7 +19,8 @@ macro_rules! suite {
             quarantine_yields_to_rows_epochs_and_stock, cancellation_is_never_older_than_its_order,
             orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, missing_sale_is_poison, audit_log_is_append_only, shops_are_searched_and_edited,
             search_reads_a_bounded_number_of_shops,
-            lower_fencing_tokens_are_refused, ids_are_read_in_pages);
+            lower_fencing_tokens_are_refused, ids_are_read_in_pages,
+            reconcile_log_is_read_in_pages, cap_of_the_gate_is_adopted_once, alerts_are_claimed_once);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -36,12 +37,14 @@ mod fence;
 mod gate;
 mod own_orders;
 mod quarantine;
+mod reconcile;
 mod shops;
 pub use accounts::*;
 pub use fence::*;
 pub use gate::*;
 pub use own_orders::*;
 pub use quarantine::*;
+pub use reconcile::*;
 pub use shops::*;
 
 const NOW: Timestamp = Timestamp::from_ms(1_800_000_000_000);

@@ -4,18 +4,20 @@
 //! - [`outbox`]: records and settles entries that a node has left in the outbox
 //! - [`recovery`]: follows the gate's incarnation in the ledger, and rebuilds the gate when Redis has lost it
 //! - [`rebuild`]: rebuilds the gate from the ledger and what has survived in Redis
+//! - [`reconcile`]: compares gate and ledger, and repairs what differs
 //! - [`subscription`]: receives what other nodes have changed
 //! - [`requirements`]: what Redis must be like
 
 mod outbox;
 mod rebuild;
+mod reconcile;
 mod recovery;
 mod requirements;
 mod seller;
 mod subscription;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,7 +26,7 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 use stampede_cache::{Remote, RemoteConfig};
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError};
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError, ScheduledWork};
 use stampede_core::{Refusal, Sale, SaleId, SalePhase};
 use stampede_gate::RedisGate;
 use stampede_limit::{Counters, RedisCounters};
@@ -42,8 +44,10 @@ use crate::batcher::{Abandoned, Batcher, Options};
 use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
+use crate::reconcile::Report;
 use crate::recording::{CommitOutcome, Pending, Recording};
 use crate::retention::is_past_retention;
+use crate::scheduled::Schedule;
 use crate::shared_sessions::SharedSessions;
 
 /// The most entries in a sale's outbox: entries are settled right after the commit, so a full one means that the ledger is stuck.
@@ -74,6 +78,15 @@ pub struct SharedConfig {
     pub queue_total: usize,
     /// The earliest time after which an order that cannot be recorded goes into quarantine.
     pub quarantine_after: Duration,
+    pub reconcile: ReconcileConfig,
+}
+
+/// When gate and ledger are compared.
+#[derive(Debug, Clone, Copy)]
+pub struct ReconcileConfig {
+    pub interval: Duration,
+    /// A difference that is still there after this time is repaired.
+    pub confirm_after: Duration,
 }
 
 #[derive(Debug)]
@@ -89,6 +102,8 @@ pub(crate) struct Shared {
     changes: Arc<Changes>,
     /// Why the gate cannot be used.
     not_ready: Mutex<Option<NotReady>>,
+    /// Redis must be set up differently: nothing is sold.
+    is_unsuitable: AtomicBool,
     workers: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
@@ -165,6 +180,7 @@ impl Shared {
             losses: Arc::default(),
             changes: Arc::default(),
             not_ready: Mutex::new(Some(NotReady::Starting)),
+            is_unsuitable: AtomicBool::new(false),
             workers: Mutex::default(),
             gate,
             sessions,
@@ -193,6 +209,10 @@ impl Shared {
             Ok(Ok(Ok(()))) => {}
             Ok(Err(_)) | Err(_) => tracing::warn!("starting without the gate: it is still being rebuilt"),
         }
+        let schedule = Schedule::new(ScheduledWork::Reconcile, shared.context.locks.as_ref())
+            .map_err(|error| StartError::Redis(error.to_string()))?;
+        let reconcile = reconcile::run(Arc::downgrade(&shared), schedule, shared.config.reconcile.interval);
+        shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(reconcile)));
         let outbox = tokio::spawn(outbox::run(Arc::downgrade(&shared)));
         shared.workers.lock().push(AbortOnDropHandle::new(outbox));
         Ok(shared)
@@ -205,8 +225,7 @@ impl Shared {
 
     fn new_queue(&self, sale: SaleId) -> SaleQueue {
         let SharedConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
-        let Context { ledger, clock, .. } = &self.context;
-        let recording = Recording::new(sale, ledger.clone(), clock.clone(), quarantine_after);
+        let recording = Recording::new(sale, &self.context, quarantine_after);
         let seller = Arc::new(Seller::new(sale, self.gate.clone(), recording, self.losses.clone()));
         let retrying = seller.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
@@ -249,6 +268,10 @@ impl Shared {
 #[async_trait]
 impl Tier for Shared {
     async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error> {
+        if self.is_unsuitable.load(Ordering::Relaxed) {
+            // Its clock decides when sales begin and end, and a mark that was evicted is a wrong answer.
+            self.ready()?;
+        }
         if self.gate.opened_as(sale).is_none() {
             // Only sales that the ledger calls open are sent to the gate.
             let sale = self.context.sale_index.get(sale);
@@ -292,6 +315,15 @@ impl Tier for Shared {
             self.announce(id).await;
         }
         Ok(Some(sale))
+    }
+
+    async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<Report, Error> {
+        self.ready()?;
+        reconcile::once(&self, dry_run).await
+    }
+
+    async fn rebuild(self: Arc<Self>) -> Result<(), Error> {
+        rebuild::all(&self, "an administrator asked for it").await.map_err(|reason| Error::Unready(reason.to_string()))
     }
 
     fn shared_sessions(&self) -> Option<Arc<SharedSessions>> {

@@ -2,6 +2,7 @@
 //! one node rebuilds it; the others wait until the ledger calls the sales open again.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,13 @@ use stampede_core::{Epoch, Sale, SaleId, SalePhase, Timestamp};
 use tokio::sync::{Notify, oneshot};
 
 use super::{Shared, rebuild, requirements};
+use crate::alerts::AlertKind;
 use crate::error::{Error, describe};
 use crate::retention::{RETENTION, is_past_retention};
 
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How often a Redis that stays connected is checked: its clock may be set while it runs.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest pause between two rounds.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 /// The shortest pause between two readings of changed sales.
@@ -126,6 +130,8 @@ struct Progress {
 pub(super) struct Recovery {
     /// The connection over which Redis was last checked.
     checked_connection: Option<u64>,
+    /// When Redis last passed the check.
+    checked_at: Option<Instant>,
     not_open: HashMap<SaleId, Progress>,
 }
 
@@ -206,6 +212,10 @@ impl Recovery {
         let done = self.follow(shared).await;
         let reason = done.as_ref().err().cloned();
         let before = std::mem::replace(&mut *shared.not_ready.lock(), reason.clone());
+        shared.is_unsuitable.store(matches!(reason, Some(NotReady::Unsuitable(_))), Ordering::Relaxed);
+        if let Some(NotReady::Unsuitable(reason)) = &reason {
+            shared.context.alerts.raise(AlertKind::Unsuitable, "Redis".to_owned(), reason.clone()).await;
+        }
         match (before, reason) {
             (None, Some(reason)) => tracing::error!(%reason, cause = reason.cause(), "the gate cannot be used"),
             (Some(_), None) => tracing::info!("the gate can be used"),
@@ -217,9 +227,11 @@ impl Recovery {
     async fn follow(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
         let (gate, ledger) = (&shared.gate, &shared.context.ledger);
         let redis = &shared.config.redis;
-        if self.checked_connection != Some(redis.connection_count()) {
+        let is_due = self.checked_at.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
+        if is_due || self.checked_connection != Some(redis.connection_count()) {
+            self.checked_at = None;
             requirements::check(redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
-            self.checked_connection = Some(redis.connection_count());
+            (self.checked_connection, self.checked_at) = (Some(redis.connection_count()), Some(Instant::now()));
         }
         let incarnation = ledger.gate_record("").await?.incarnation;
         shared.set_incarnation(incarnation);

@@ -128,11 +128,16 @@ impl Seller {
         for entry in entries {
             let epoch = entry.id.epoch;
             let pending: Vec<_> = entry.orders.iter().map(|&admitted| Pending { epoch, admitted }).collect();
-            let outcomes = self.record(&pending).await;
-            if self.release_dead(&pending, &outcomes).await {
+            if self.record_and_release(&pending).await {
                 self.settle_now(&[entry.id]).await;
             }
         }
+    }
+
+    /// Records orders, and releases the marks of those that the ledger refuses. Returns whether all of this is done.
+    pub(super) async fn record_and_release(&self, pending: &[Pending]) -> bool {
+        let outcomes = self.record(pending).await;
+        self.release_dead(pending, &outcomes).await
     }
 
     /// Records orders of one epoch, without a change of the gate.

@@ -26,6 +26,7 @@ use super::per_sale::PerSale;
 use super::{AdmitOutcome, Context, Tier};
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
+use crate::reconcile::Report;
 use crate::recording::{CommitOutcome, Pending, Recording};
 use crate::retention::is_past_retention;
 use crate::shared_sessions::SharedSessions;
@@ -132,9 +133,8 @@ impl Solo {
 
     fn new_committer(&self, sale: SaleId) -> SaleCommitter {
         let SoloConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
-        let Context { ledger, clock, .. } = &self.context;
-        let recording = Recording::new(sale, ledger.clone(), clock.clone(), quarantine_after);
-        let committer = Arc::new(Committer::new(sale, ledger.clone(), self.gate.clone(), recording));
+        let recording = Recording::new(sale, &self.context, quarantine_after);
+        let committer = Arc::new(Committer::new(sale, self.context.ledger.clone(), self.gate.clone(), recording));
         let retrying = committer.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
         let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Keep };
@@ -201,6 +201,14 @@ impl Tier for Solo {
 
     async fn open_created(&self, sale: SaleId) -> Result<Option<Sale>, Error> {
         Ok(self.discover(sale).await?)
+    }
+
+    async fn reconcile(self: Arc<Self>, _dry_run: bool) -> Result<Report, Error> {
+        Err(Error::Illegal("in the tier solo the gate is compared with the database every second".to_owned()))
+    }
+
+    async fn rebuild(self: Arc<Self>) -> Result<(), Error> {
+        Err(Error::Illegal("in the tier solo the gate is in memory: a restart rebuilds it".to_owned()))
     }
 
     fn shared_sessions(&self) -> Option<Arc<SharedSessions>> {

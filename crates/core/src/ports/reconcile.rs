@@ -1,0 +1,46 @@
+//! What reconciling has found and done, and which alerts were raised.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Fence, Fenced, Result};
+use crate::clock::Timestamp;
+use crate::ids::{OrderId, SaleId};
+
+/// One line of the reconcile log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReconcileRow {
+    /// Rises with every line. Set by the ledger.
+    pub id: i64,
+    pub at: Timestamp,
+    pub sale: SaleId,
+    pub order: Option<OrderId>,
+    /// What was found: a word.
+    pub finding: String,
+    /// What was done, and why.
+    pub detail: String,
+    /// `repaired`, `failed` or `reported`.
+    pub outcome: String,
+}
+
+/// Records what was repaired, and what a person was told.
+#[async_trait]
+pub trait ReconcileLog: Send + Sync {
+    /// Appends lines; their ids are ignored.
+    async fn append_reconciled(&self, fence: Option<Fence>, rows: &[ReconcileRow]) -> Result<Fenced<()>>;
+
+    /// The lines below `before`, newest first.
+    async fn reconciled(&self, before: Option<i64>, limit: u32) -> Result<Vec<ReconcileRow>>;
+
+    /// Sets cap and total of a sale to the cap of the gate, if the version is still this one and the total does not rise. Returns whether
+    /// it did.
+    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32) -> Result<bool>;
+
+    /// Raises the version of a sale if it is still this one, so that an edit with the ledger's values replaces those of the gate. Returns
+    /// whether it did.
+    async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool>;
+
+    /// Notes an alert. `true` if nobody was told of this case within `repeat_after`.
+    async fn claim_alert(&self, case: &str, now: Timestamp, repeat_after: Duration) -> Result<bool>;
+}

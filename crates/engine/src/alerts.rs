@@ -1,0 +1,113 @@
+//! Tells people of cases that need one. Every node may raise a case; it is told once, and again after a while if it persists.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use metrics::counter;
+use parking_lot::Mutex;
+use stampede_core::Clock;
+use stampede_core::ports::Ledger;
+
+use crate::error::describe;
+
+/// Cases that a node remembers having raised. If there are more, the ledger decides alone.
+const MAX_REMEMBERED: usize = 1000;
+
+/// A kind of case, as in the metric and in the documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AlertKind {
+    /// Reconciling found a difference that it could not repair.
+    RepairFailed,
+    /// Marks of dead orders could not be released for a while: their stock is not sold.
+    ReleaseFailed,
+    /// An order cannot be recorded and waits for an operator.
+    Quarantined,
+    /// Redis must be set up differently; nothing is sold meanwhile.
+    Unsuitable,
+}
+
+impl AlertKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RepairFailed => "repair_failed",
+            Self::ReleaseFailed => "release_failed",
+            Self::Quarantined => "quarantined",
+            Self::Unsuitable => "redis_unsuitable",
+        }
+    }
+}
+
+/// One case that a person should look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alert {
+    pub kind: AlertKind,
+    /// What it is about, such as `sale 12`.
+    pub about: String,
+    pub message: String,
+}
+
+/// Delivers alerts to people.
+#[async_trait]
+pub trait AlertSender: Send + Sync + fmt::Debug {
+    async fn send(&self, alert: &Alert) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
+}
+
+/// How alerts are delivered.
+#[derive(Debug, Clone)]
+pub struct AlertConfig {
+    /// `None`: alerts are only logged.
+    pub sender: Option<Arc<dyn AlertSender>>,
+    /// When a case that persists is told again.
+    pub repeat_after: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) struct Alerts {
+    config: AlertConfig,
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
+    /// When this node has last raised a case, so that the ledger is not asked every time.
+    raised: Mutex<HashMap<(AlertKind, String), Instant>>,
+}
+
+impl Alerts {
+    pub(crate) fn new(config: AlertConfig, ledger: Arc<dyn Ledger>, clock: Arc<dyn Clock>) -> Self {
+        Self { config, ledger, clock, raised: Mutex::default() }
+    }
+
+    /// Raises a case. If the ledger cannot be asked whether another node has told of it, it is told.
+    pub(crate) async fn raise(&self, kind: AlertKind, about: String, message: String) {
+        if !self.is_due(kind, &about) {
+            return;
+        }
+        let case = format!("{} {about}", kind.as_str());
+        match self.ledger.claim_alert(&case, self.clock.now(), self.config.repeat_after).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => tracing::warn!(error = describe(&error), "cannot note an alert; it may be told twice"),
+        }
+        tracing::error!(alert = kind.as_str(), about, message, "an operator is needed");
+        counter!("stampede_alerts_total", "alert" => kind.as_str()).increment(1);
+        if let Some(sender) = &self.config.sender
+            && let Err(error) = sender.send(&Alert { kind, about, message }).await
+        {
+            tracing::error!(alert = kind.as_str(), error = describe(&*error), "an alert could not be delivered");
+        }
+    }
+
+    fn is_due(&self, kind: AlertKind, about: &str) -> bool {
+        let mut raised = self.raised.lock();
+        raised.retain(|_, at| at.elapsed() < self.config.repeat_after);
+        let key = (kind, about.to_owned());
+        if raised.contains_key(&key) {
+            return false;
+        }
+        if raised.len() < MAX_REMEMBERED {
+            raised.insert(key, Instant::now());
+        }
+        true
+    }
+}

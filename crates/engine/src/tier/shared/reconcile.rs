@@ -1,0 +1,310 @@
+//! Compares gate, outbox and ledger while sales run, and repairs what differs.
+//!
+//! A difference counts only if it is found twice, a few seconds apart: between reading the gate and reading the ledger, orders are recorded
+//! and cancelled. Counts are never written; each repair is one that any node may make at any time:
+//!
+//! | found | repair |
+//! |---|---|
+//! | a mark without a row, an entry of the outbox or a quarantine | record its order, under the epoch of the marks |
+//! | a dead row with a mark | release the mark |
+//! | a live row without a mark | rebuild the gate |
+//! | an older version in the gate | edit the gate again |
+//! | the same version with another cap | a lower one is written into the ledger; a higher one is replaced by the ledger's |
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use metrics::{counter, histogram};
+use stampede_core::ports::gate::Release;
+use stampede_core::ports::{Admitted, Fenced, Gate as _, GateError, ReconcileRow, ScheduledWork};
+use stampede_core::{Epoch, OrderId, SaleId, SalePhase, UserId};
+
+use super::recovery::NotReady;
+use super::{Context, Shared, rebuild};
+use crate::alerts::AlertKind;
+use crate::error::{Error, describe};
+use crate::reconcile::{Reconciled, Report};
+use crate::recording::Pending;
+use crate::scheduled::{Schedule, WorkPermit};
+
+/// Entries of the outbox that are read at once.
+const PAGE: usize = 100;
+/// The most differences of one sale that are repaired at once. The others are found again.
+const MAX_FINDINGS: usize = 1000;
+/// How long an operator's command waits for another node that reconciles.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A difference between gate and ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Finding {
+    MarkWithoutRow { user: UserId, order: OrderId, epoch: Epoch },
+    DeadRowWithMark { user: UserId, order: OrderId, existing: Option<OrderId> },
+    LiveRowWithoutMark { user: UserId, order: OrderId },
+    OldVersion { gate: i64, ledger: i64 },
+    Cap { version: i64, gate: u32, ledger: u32, total: u32 },
+}
+
+impl Finding {
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::MarkWithoutRow { .. } => "mark_without_row",
+            Self::DeadRowWithMark { .. } => "dead_row_with_mark",
+            Self::LiveRowWithoutMark { .. } => "live_row_without_mark",
+            Self::OldVersion { .. } => "old_version",
+            Self::Cap { .. } => "cap_differs",
+        }
+    }
+
+    /// A mark cannot be set from outside: only a rebuild reads all of them.
+    const fn needs_rebuild(&self) -> bool {
+        matches!(self, Self::LiveRowWithoutMark { .. })
+    }
+
+    const fn order(&self) -> Option<OrderId> {
+        match self {
+            Self::MarkWithoutRow { order, .. }
+            | Self::DeadRowWithMark { order, .. }
+            | Self::LiveRowWithoutMark { order, .. } => Some(*order),
+            Self::OldVersion { .. } | Self::Cap { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MarkWithoutRow { user, .. } => write!(f, "user {user} holds a mark whose order has no row"),
+            Self::DeadRowWithMark { user, .. } => write!(f, "user {user} holds a mark whose order is dead"),
+            Self::LiveRowWithoutMark { user, .. } => write!(f, "user {user} has a live order and no mark"),
+            Self::OldVersion { gate, ledger } => write!(f, "the gate has version {gate}, the ledger {ledger}"),
+            Self::Cap { gate, ledger, total, .. } => {
+                write!(f, "the gate's cap is {gate}, the ledger's {ledger} of a total of {total}")
+            }
+        }
+    }
+}
+
+/// Reconciles at intervals, whenever it is this node's turn. Runs until `shared` is dropped.
+pub(super) async fn run(shared: Weak<Shared>, schedule: Schedule, interval: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let Some(permit) = schedule.begin().await else { continue };
+        if let Err(error) = all(&shared, Some(&permit), false).await {
+            tracing::warn!(error = describe(&error), "reconciling failed; trying again later");
+        }
+        permit.end().await;
+    }
+}
+
+/// Reconciles once, for an operator.
+pub(super) async fn once(shared: &Arc<Shared>, dry_run: bool) -> Result<Report, Error> {
+    if dry_run {
+        return all(shared, None, true).await;
+    }
+    let schedule = Schedule::new(ScheduledWork::Reconcile, shared.context.locks.as_ref());
+    let schedule = schedule.map_err(|error| Error::Unready(error.to_string()))?;
+    let Some(permit) = schedule.begin_within(PERMIT_TIMEOUT).await else { return Err(Error::Busy) };
+    let done = all(shared, Some(&permit), false).await;
+    permit.end().await;
+    done
+}
+
+/// Compares every open sale twice and repairs what both comparisons have found.
+async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -> Result<Report, Error> {
+    let started = Instant::now();
+    let sales = shared.gate.sales();
+    let mut suspected = HashMap::new();
+    for &sale in &sales {
+        let found = find(shared, sale).await?;
+        if !found.is_empty() {
+            suspected.insert(sale, found);
+        }
+    }
+    if !suspected.is_empty() {
+        tokio::time::sleep(shared.config.reconcile.confirm_after).await;
+    }
+    let mut confirmed = Vec::new();
+    for (sale, before) in suspected {
+        let again = find(shared, sale).await?;
+        confirmed.extend(again.intersection(&before).take(MAX_FINDINGS).map(|finding| (sale, *finding)));
+    }
+    // A rebuild changes every sale, so it comes last, and there is one for all of them.
+    confirmed.sort_by_key(|(_, finding)| finding.needs_rebuild());
+    let (mut report, mut rebuilt) = (Report { sales: sales.len(), findings: Vec::new() }, None);
+    for (sale, finding) in confirmed {
+        counter!("stampede_reconcile_findings_total", "finding" => finding.kind()).increment(1);
+        let outcome = if dry_run {
+            "reported"
+        } else {
+            let repaired = if finding.needs_rebuild() {
+                if rebuilt.is_none() {
+                    rebuilt = Some(rebuild_gate(shared).await);
+                }
+                rebuilt.clone().unwrap_or(Ok(""))
+            } else {
+                repair(shared, sale, finding).await.map_err(|error| describe(&error))
+            };
+            log(shared, permit, sale, finding, repaired).await?
+        };
+        let (kind, order, detail) = (finding.kind(), finding.order(), finding.to_string());
+        report.findings.push(Reconciled { sale, order, finding: kind, detail, outcome });
+    }
+    histogram!("stampede_reconcile_seconds").record(started.elapsed());
+    Ok(report)
+}
+
+/// The differences of one sale.
+async fn find(shared: &Shared, sale: SaleId) -> Result<HashSet<Finding>, Error> {
+    let gate = &shared.gate;
+    let Some((incarnation, epoch)) = gate.opened_as(sale) else { return Ok(HashSet::new()) };
+    // The gate is read before the ledger: an order that is recorded meanwhile has its row by then.
+    let (snapshot, marks) = match (gate.snapshot(sale).await, gate.marks(sale).await) {
+        (Ok(Some(snapshot)), Ok(Some(marks))) => (snapshot, marks),
+        (Err(GateError::Lost), _) | (_, Err(GateError::Lost)) => {
+            shared.losses.report(sale, incarnation, epoch);
+            return Ok(HashSet::new());
+        }
+        (Err(error), _) | (_, Err(error)) => return Err(error.into()),
+        (Ok(None), _) | (_, Ok(None)) => return Ok(HashSet::new()),
+    };
+    let mut on_their_way = HashSet::new();
+    let mut after = None;
+    loop {
+        let entries = gate.entries(sale, after, PAGE).await?;
+        let Some(last) = entries.last() else { break };
+        after = Some(last.id);
+        on_their_way.extend(entries.iter().flat_map(|entry| &entry.orders).map(|admitted| admitted.order));
+    }
+    let Some(records) = shared.context.ledger.inspect(sale).await? else { return Ok(HashSet::new()) };
+    if (records.sale.phase, records.sale.epoch) != (SalePhase::Open, epoch) {
+        // It is being rebuilt.
+        return Ok(HashSet::new());
+    }
+
+    let mut found = HashSet::new();
+    let (sold, quarantined) = (&records.sale, records.quarantine.iter().map(|(_, order)| *order));
+    on_their_way.extend(quarantined);
+    let rows: HashMap<OrderId, bool> =
+        records.orders.iter().map(|row| (row.order.id, row.order.status.is_live())).collect();
+    let live = records.orders.iter().filter(|row| row.order.status.is_live());
+    let live: HashMap<UserId, OrderId> = live.map(|row| (row.order.user, row.order.id)).collect();
+    for &(user, order) in &marks {
+        match rows.get(&order) {
+            Some(true) => {}
+            Some(false) => {
+                let existing = live.get(&user).copied();
+                found.insert(Finding::DeadRowWithMark { user, order, existing });
+            }
+            None if on_their_way.contains(&order) => {}
+            None => {
+                found.insert(Finding::MarkWithoutRow { user, order, epoch });
+            }
+        }
+    }
+    let marked: HashMap<UserId, OrderId> = marks.into_iter().collect();
+    for (&user, &order) in &live {
+        // A mark of another order of the same user is one of the findings above.
+        if !marked.contains_key(&user) {
+            found.insert(Finding::LiveRowWithoutMark { user, order });
+        }
+    }
+    if snapshot.version < sold.version {
+        found.insert(Finding::OldVersion { gate: snapshot.version, ledger: sold.version });
+    } else if snapshot.version == sold.version && snapshot.cap != sold.cap {
+        let (version, gate, ledger, total) = (sold.version, snapshot.cap, sold.cap, sold.total);
+        found.insert(Finding::Cap { version, gate, ledger, total });
+    }
+    Ok(found)
+}
+
+/// Writes what was done into the log. A person is told if it failed.
+async fn log(
+    shared: &Shared,
+    permit: Option<&WorkPermit>,
+    sale: SaleId,
+    finding: Finding,
+    repaired: Result<&'static str, String>,
+) -> Result<&'static str, Error> {
+    let outcome = if repaired.is_ok() { "repaired" } else { "failed" };
+    let what = match &repaired {
+        Ok(done) => done,
+        Err(error) => error.as_str(),
+    };
+    let detail = format!("{finding}: {what}");
+    tracing::warn!(%sale, finding = finding.kind(), outcome, detail, "gate and ledger differed");
+    let Context { alerts, ledger, clock, .. } = &shared.context;
+    if repaired.is_err() {
+        let about = format!("sale {sale} {}", finding.kind());
+        alerts.raise(AlertKind::RepairFailed, about, detail.clone()).await;
+    }
+    let row = ReconcileRow {
+        id: 0,
+        at: clock.now(),
+        sale,
+        order: finding.order(),
+        finding: finding.kind().to_owned(),
+        detail,
+        outcome: outcome.to_owned(),
+    };
+    match ledger.append_reconciled(permit.and_then(WorkPermit::fence), &[row]).await? {
+        Fenced::Done(()) => Ok(outcome),
+        Fenced::Superseded => {
+            if let Some(permit) = permit {
+                permit.warn_superseded();
+            }
+            Err(Error::Busy)
+        }
+    }
+}
+
+async fn rebuild_gate(shared: &Arc<Shared>) -> Result<&'static str, String> {
+    match rebuild::all(shared, "a live order has no mark").await {
+        // Another node may have begun to.
+        Ok(()) | Err(NotReady::Rebuilding) => Ok("the gate was rebuilt"),
+        Err(reason) => Err(reason.to_string()),
+    }
+}
+
+/// Repairs one difference, and says what was done.
+async fn repair(shared: &Shared, sale: SaleId, finding: Finding) -> Result<&'static str, Error> {
+    let (gate, ledger) = (&shared.gate, &shared.context.ledger);
+    match finding {
+        Finding::MarkWithoutRow { user, order, epoch } => {
+            let admitted = Admitted { order, user, seq: 0, at: shared.context.clock.now() };
+            let seller = shared.with_queue(sale, |queue| queue.seller.clone())?;
+            if !seller.record_and_release(&[Pending { epoch, admitted }]).await {
+                return Err(Error::OutcomeUnknown);
+            }
+            Ok("the order was recorded, or rejected and its mark released")
+        }
+        Finding::DeadRowWithMark { user, order, existing } => {
+            gate.release(sale, &[Release { user, order, existing }]).await?;
+            Ok("the mark was released")
+        }
+        Finding::OldVersion { .. } => edit_again(shared, sale).await.map(|()| "the edit was repeated"),
+        Finding::Cap { version, gate: cap, total, .. } if cap <= total => {
+            if !ledger.adopt_cap(sale, version, cap).await? {
+                return Err(Error::OutcomeUnknown);
+            }
+            Ok("the gate's cap was written into the ledger")
+        }
+        Finding::Cap { version, .. } => {
+            // The gate takes an edit only with a higher version.
+            if !ledger.raise_version(sale, version).await? {
+                return Err(Error::OutcomeUnknown);
+            }
+            edit_again(shared, sale).await.map(|()| "the ledger's cap was written into the gate")
+        }
+        Finding::LiveRowWithoutMark { .. } => Err(Error::OutcomeUnknown),
+    }
+}
+
+/// Writes the ledger's settings of the sale into the gate.
+async fn edit_again(shared: &Shared, sale: SaleId) -> Result<(), Error> {
+    let current = shared.context.ledger.sale(sale).await?.ok_or(GateError::NotOpen)?;
+    shared.gate.edit(&current).await?;
+    Ok(())
+}
