@@ -46,6 +46,10 @@ impl Config {
         if settings.login.sender == SenderKind::Webhook {
             check_url(&settings.login.webhook_url, "login.webhook_url")?;
         }
+        settings.alerts.phones()?;
+        if !settings.alerts.webhook_url.expose().is_empty() {
+            check_url(&settings.alerts.webhook_url, "alerts.webhook_url")?;
+        }
         let mut out = std::io::stdout().lock();
         match self.command {
             Command::Check(_) => writeln!(out, "the settings are valid")?,

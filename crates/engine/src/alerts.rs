@@ -1,4 +1,4 @@
-//! Tells people of cases that need one. Every node may raise a case; it is told once, and again after a while if it persists.
+//! Alerts: problems that need an operator. Any node may raise one; it is sent once, and again after a while if the problem persists.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use stampede_core::ports::Ledger;
 
 use crate::error::describe;
 
-/// Cases that a node remembers having raised. If there are more, the ledger decides alone.
+/// Alerts that a node remembers having raised. If there are more, the ledger decides alone.
 const MAX_REMEMBERED: usize = 1000;
 
-/// A kind of case, as in the metric and in the documentation.
+/// The kind of an alert, as in the metric and in the documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AlertKind {
     /// Reconciling found a difference that it could not repair.
@@ -40,7 +40,7 @@ impl AlertKind {
     }
 }
 
-/// One case that a person should look at.
+/// One problem that needs an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alert {
     pub kind: AlertKind,
@@ -49,7 +49,7 @@ pub struct Alert {
     pub message: String,
 }
 
-/// Delivers alerts to people.
+/// Delivers alerts to operators.
 #[async_trait]
 pub trait AlertSender: Send + Sync + fmt::Debug {
     async fn send(&self, alert: &Alert) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
@@ -60,7 +60,7 @@ pub trait AlertSender: Send + Sync + fmt::Debug {
 pub struct AlertConfig {
     /// `None`: alerts are only logged.
     pub sender: Option<Arc<dyn AlertSender>>,
-    /// When a case that persists is told again.
+    /// When an alert is sent again if its problem persists.
     pub repeat_after: Duration,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Alerts {
     config: AlertConfig,
     ledger: Arc<dyn Ledger>,
     clock: Arc<dyn Clock>,
-    /// When this node has last raised a case, so that the ledger is not asked every time.
+    /// When this node has last raised an alert, so that the ledger is not asked every time.
     raised: Mutex<HashMap<(AlertKind, String), Instant>>,
 }
 
@@ -78,7 +78,7 @@ impl Alerts {
         Self { config, ledger, clock, raised: Mutex::default() }
     }
 
-    /// Raises a case. If the ledger cannot be asked whether another node has told of it, it is told.
+    /// Sends an alert, unless a node has sent it lately. If the ledger cannot be asked, it is sent.
     pub(crate) async fn raise(&self, kind: AlertKind, about: String, message: String) {
         if !self.is_due(kind, &about) {
             return;
@@ -87,7 +87,7 @@ impl Alerts {
         match self.ledger.claim_alert(&case, self.clock.now(), self.config.repeat_after).await {
             Ok(true) => {}
             Ok(false) => return,
-            Err(error) => tracing::warn!(error = describe(&error), "cannot note an alert; it may be told twice"),
+            Err(error) => tracing::warn!(error = describe(&error), "cannot record an alert; it may be sent twice"),
         }
         tracing::error!(alert = kind.as_str(), about, message, "an operator is needed");
         counter!("stampede_alerts_total", "alert" => kind.as_str()).increment(1);

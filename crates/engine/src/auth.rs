@@ -81,7 +81,7 @@ impl CachedSession {
     }
 }
 
-/// Where nodes are told of ended sessions, Redis is asked again this often.
+/// In tiers with Redis, a cached session is compared with Redis this often, in case the message of its end was lost.
 const CHECK_SHARED_MS: i64 = 60_000;
 /// Where other processes can end a session, the ledger is asked again this often.
 const CHECK_EVERY_MS: i64 = 2_000;

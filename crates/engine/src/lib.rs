@@ -49,7 +49,7 @@ pub use error::Error;
 pub use ids::IdConfig;
 pub use login::{CodeSent, LoggedIn, Sender};
 pub use proof_of_work::{Puzzle, Solution};
-pub use reconcile::{Reconciled, Report};
+pub use reconcile::{ReconcileReport, Reconciled};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;
 pub use tier::{ReconcileConfig, SharedConfig, SoloConfig, TierConfig};

@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// What reconciling has found and done.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
+pub struct ReconcileReport {
     /// How many sales were compared.
     pub sales: usize,
     pub findings: Vec<Reconciled>,
@@ -28,7 +28,7 @@ pub struct Reconciled {
 
 impl Engine {
     /// Compares the gate with the ledger and repairs what differs; a dry run repairs nothing.
-    pub async fn reconcile(&self, dry_run: bool) -> Result<Report, Error> {
+    pub async fn reconcile(&self, dry_run: bool) -> Result<ReconcileReport, Error> {
         self.tier.clone().reconcile(dry_run).await
     }
 

@@ -2,6 +2,9 @@
 
 use std::ops::RangeInclusive;
 
+use serde::Deserialize;
+use stampede_core::ids::InvalidId;
+
 use crate::problem::Problem;
 
 /// The size of a page of at most 100, 20 by default.
@@ -39,5 +42,18 @@ mod tests {
         assert_eq!(next(&[1, 2, 3], 3, |n| *n), Some(3));
         assert_eq!(next(&[1, 2], 3, |n| *n), None);
         assert_eq!(next(&[0; 0], 3, |n| *n), None);
+    }
+}
+
+/// The id of a row of a log; a string, as every id.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct RowId(pub(crate) i64);
+
+impl TryFrom<String> for RowId {
+    type Error = InvalidId;
+
+    fn try_from(text: String) -> Result<Self, InvalidId> {
+        text.parse().ok().filter(|id| *id > 0).map(Self).ok_or(InvalidId)
     }
 }

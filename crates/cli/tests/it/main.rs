@@ -4,9 +4,8 @@
 //! - `contract`: every response in any test is compared with the OpenAPI document; `fuzz`: hostile requests generated from it
 //! - `storm`: many concurrent buyers; `crash`: the same with SIGKILL and aborts; `chaos`: random faults for `CHAOS_MINUTES`
 //! - `nodes`: two processes on one database; `outage`: the database is killed, disconnected, slow; the disk is full
-//! - `shared`: the tier `shared`, several processes with a gate in Redis; `shared_cache`: their caches; `shared_limits`: their rate limits; `recovery`: differences are
-//!   repaired; `redis_tls`: with TLS and
-//!   a password; `ids`: ids from Redis
+//! - `shared`: the tier `shared`, several processes with a gate in Redis; `shared_cache`: their caches; `shared_limits`: their rate
+//!   limits; `recovery`: differences are repaired; `redis_tls`: with TLS and a password; `ids`: ids from Redis
 //! - `quarantine`: orders that the database rejects
 //! - `proof`: the load test, and that planted bugs are detected; `check`: `stampede check`
 //! - `durability`: no confirmation before the write-ahead log is synced

@@ -1,5 +1,4 @@
-//! Recovery in the tier `shared`: differences between gate and ledger are found and repaired while sales run, and people are told of what
-//! needs them.
+//! Recovery in the tier `shared`: differences between gate and ledger are repaired while sales run, and alerts reach operators.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -109,7 +108,7 @@ async fn differences_are_repaired_under_load(kind: Kind) {
         let live = key(&nodes, sale, "live");
         let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap();
 
-        // A mark of nobody's order, a dead row with a mark, a higher cap, all at once. Dead: the ledger has it cancelled, and the mark is back.
+        // Three differences at once: a mark without an order, the mark of a cancelled order, and a higher cap.
         let dead: OrderId = orders[0];
         let cancelled =
             stores.ledger.cancel(dead, victims[0].id, stampede_core::Clock::now(&stampede_core::SystemClock)).await;

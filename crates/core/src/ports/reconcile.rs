@@ -1,4 +1,4 @@
-//! What reconciling has found and done, and which alerts were raised.
+//! What reconciling has found and done, and which alerts were sent.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub struct ReconcileRow {
     pub outcome: String,
 }
 
-/// Records what was repaired, and what a person was told.
+/// Stores what reconciling has found, and which alerts were sent.
 #[async_trait]
 pub trait ReconcileLog: Send + Sync {
     /// Appends lines; their ids are ignored.
@@ -41,6 +41,6 @@ pub trait ReconcileLog: Send + Sync {
     /// whether it did.
     async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool>;
 
-    /// Notes an alert. `true` if nobody was told of this case within `repeat_after`.
-    async fn claim_alert(&self, case: &str, now: Timestamp, repeat_after: Duration) -> Result<bool>;
+    /// Records that an alert is sent. `false` if it was sent less than `repeat_after` ago: then it must not be sent again.
+    async fn claim_alert(&self, alert: &str, now: Timestamp, repeat_after: Duration) -> Result<bool>;
 }

@@ -23,7 +23,7 @@ use crate::auth::CachedSession;
 use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
-use crate::reconcile::Report;
+use crate::reconcile::ReconcileReport;
 use crate::recording::CommitOutcome;
 use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
@@ -116,7 +116,7 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     fn waiting(&self) -> usize;
 
     /// Compares the gate with the ledger and repairs what differs; a dry run repairs nothing.
-    async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<Report, Error>;
+    async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<ReconcileReport, Error>;
 
     /// Rebuilds the gate from the ledger.
     async fn rebuild(self: Arc<Self>) -> Result<(), Error>;

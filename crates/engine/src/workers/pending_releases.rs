@@ -21,7 +21,7 @@ const BATCH: u32 = 1000;
 const INTERVAL: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// After this many failures in a row, which takes about a minute, a person is told.
+/// After this many failures in a row, which takes about a minute, an alert is raised.
 const MAX_FAILURES: u32 = 10;
 
 /// Runs at the start, when `added` is notified, and at intervals. What fails is retried after growing pauses.
@@ -55,7 +55,7 @@ pub(crate) async fn run(
     }
 }
 
-/// Tells people that the marks of a sale could not be released so often. The worker goes on.
+/// Raises an alert: the marks of a sale could not be released so often. The worker goes on trying.
 async fn report(ledger: &dyn Ledger, clock: &dyn Clock, alerts: &Alerts, sale: SaleId) {
     let detail = format!("marks of dead orders could not be released {MAX_FAILURES} times; their stock is not sold");
     let row = ReconcileRow {

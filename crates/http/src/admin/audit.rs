@@ -6,14 +6,13 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stampede_core::Timestamp;
-use stampede_core::ids::InvalidId;
 use stampede_core::ports::AuditFilter;
 use stampede_engine::{AuditRecord, Change};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
 use crate::extract::{Json, Params, Viewer};
-use crate::pagination::{self, page_size};
+use crate::pagination::{self, RowId, page_size};
 use crate::problem::Problem;
 
 #[derive(Deserialize, IntoParams)]
@@ -24,23 +23,10 @@ pub(crate) struct AuditParams {
     #[param(min_length = 1, max_length = 128)]
     target: Option<String>,
     #[param(value_type = Option<String>, pattern = "^[1-9][0-9]{0,18}$")]
-    before: Option<ActionId>,
+    before: Option<RowId>,
     /// Page size; 20 by default.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-}
-
-/// The id of an action; a string, as every id.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(try_from = "String")]
-struct ActionId(i64);
-
-impl TryFrom<String> for ActionId {
-    type Error = InvalidId;
-
-    fn try_from(text: String) -> Result<Self, InvalidId> {
-        text.parse().ok().filter(|id| *id > 0).map(Self).ok_or(InvalidId)
-    }
 }
 
 #[derive(Serialize, ToSchema)]

@@ -6,7 +6,6 @@ use std::time::Instant;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use stampede_core::ids::InvalidId;
 use stampede_core::ports::ReconcileRow;
 use stampede_core::{OrderId, SaleId, Timestamp};
 use stampede_engine::{Action, Outcome, Reconciled};
@@ -15,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::audited;
 use crate::app::App;
 use crate::extract::{Json, Operator, Params, Viewer, run_detached};
-use crate::pagination::{self, page_size};
+use crate::pagination::{self, RowId, page_size};
 use crate::problem::Problem;
 
 #[derive(Deserialize, IntoParams)]
@@ -23,23 +22,10 @@ use crate::problem::Problem;
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReconcileParams {
     #[param(value_type = Option<String>, pattern = "^[1-9][0-9]{0,18}$")]
-    before: Option<LineId>,
+    before: Option<RowId>,
     /// Page size; 20 by default.
     #[param(minimum = 1, maximum = 100)]
     limit: Option<u32>,
-}
-
-/// The id of a line; a string, as every id.
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(try_from = "String")]
-struct LineId(i64);
-
-impl TryFrom<String> for LineId {
-    type Error = InvalidId;
-
-    fn try_from(text: String) -> Result<Self, InvalidId> {
-        text.parse().ok().filter(|id| *id > 0).map(Self).ok_or(InvalidId)
-    }
 }
 
 /// A difference between the gate and the ledger.

@@ -44,7 +44,7 @@ use crate::batcher::{Abandoned, Batcher, Options};
 use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
-use crate::reconcile::Report;
+use crate::reconcile::ReconcileReport;
 use crate::recording::{CommitOutcome, Pending, Recording};
 use crate::retention::is_past_retention;
 use crate::scheduled::Schedule;
@@ -317,7 +317,7 @@ impl Tier for Shared {
         Ok(Some(sale))
     }
 
-    async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<Report, Error> {
+    async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<ReconcileReport, Error> {
         self.ready()?;
         reconcile::once(&self, dry_run).await
     }

@@ -5,8 +5,8 @@
 //! 3. What has survived in Redis is recorded: entries of the outbox, and marks without a row.
 //! 4. A sale gets the next epoch, is loaded with the ledger's live orders, and is opened.
 //!
-//! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild whose node does not say that it goes
-//! on is begun again by another one; two of them do no harm, because the ledger and Redis refuse the older incarnation.
+//! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild whose heartbeat stops is begun
+//! again by another node; two of them do no harm, because the ledger and Redis refuse the older incarnation.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::retention::RETENTION;
 
 /// Sales that are rebuilt at once.
 const CONCURRENT_SALES: usize = 8;
-/// How often the other nodes are told that the rebuild goes on: several times before they would begin another.
+/// How often the heartbeat of a rebuild is raised: several times before other nodes would begin another rebuild.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Entries of the outbox that are read at once.
 const ENTRIES: usize = 100;

@@ -1,7 +1,7 @@
 //! Compares gate, outbox and ledger while sales run, and repairs what differs.
 //!
 //! A difference counts only if it is found twice, a few seconds apart: between reading the gate and reading the ledger, orders are recorded
-//! and cancelled. Counts are never written; each repair is one that any node may make at any time:
+//! and cancelled. How many are sold or left is never written; each repair is one that any node may make at any time:
 //!
 //! | found | repair |
 //! |---|---|
@@ -20,12 +20,13 @@ use metrics::{counter, histogram};
 use stampede_core::ports::gate::Release;
 use stampede_core::ports::{Admitted, Fenced, Gate as _, GateError, ReconcileRow, ScheduledWork};
 use stampede_core::{Epoch, OrderId, SaleId, SalePhase, UserId};
+use tokio::sync::OnceCell;
 
 use super::recovery::NotReady;
 use super::{Context, Shared, rebuild};
 use crate::alerts::AlertKind;
 use crate::error::{Error, describe};
-use crate::reconcile::{Reconciled, Report};
+use crate::reconcile::{ReconcileReport, Reconciled};
 use crate::recording::Pending;
 use crate::scheduled::{Schedule, WorkPermit};
 
@@ -55,11 +56,6 @@ impl Finding {
             Self::OldVersion { .. } => "old_version",
             Self::Cap { .. } => "cap_differs",
         }
-    }
-
-    /// A mark cannot be set from outside: only a rebuild reads all of them.
-    const fn needs_rebuild(&self) -> bool {
-        matches!(self, Self::LiveRowWithoutMark { .. })
     }
 
     const fn order(&self) -> Option<OrderId> {
@@ -100,7 +96,7 @@ pub(super) async fn run(shared: Weak<Shared>, schedule: Schedule, interval: Dura
 }
 
 /// Reconciles once, for an operator.
-pub(super) async fn once(shared: &Arc<Shared>, dry_run: bool) -> Result<Report, Error> {
+pub(super) async fn once(shared: &Arc<Shared>, dry_run: bool) -> Result<ReconcileReport, Error> {
     if dry_run {
         return all(shared, None, true).await;
     }
@@ -113,7 +109,7 @@ pub(super) async fn once(shared: &Arc<Shared>, dry_run: bool) -> Result<Report, 
 }
 
 /// Compares every open sale twice and repairs what both comparisons have found.
-async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -> Result<Report, Error> {
+async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -> Result<ReconcileReport, Error> {
     let started = Instant::now();
     let sales = shared.gate.sales();
     let mut suspected = HashMap::new();
@@ -132,21 +128,14 @@ async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -
         confirmed.extend(again.intersection(&before).take(MAX_FINDINGS).map(|finding| (sale, *finding)));
     }
     // A rebuild changes every sale, so it comes last, and there is one for all of them.
-    confirmed.sort_by_key(|(_, finding)| finding.needs_rebuild());
-    let (mut report, mut rebuilt) = (Report { sales: sales.len(), findings: Vec::new() }, None);
+    confirmed.sort_by_key(|(_, finding)| matches!(finding, Finding::LiveRowWithoutMark { .. }));
+    let (mut report, rebuilt) = (ReconcileReport { sales: sales.len(), findings: Vec::new() }, OnceCell::new());
     for (sale, finding) in confirmed {
         counter!("stampede_reconcile_findings_total", "finding" => finding.kind()).increment(1);
         let outcome = if dry_run {
             "reported"
         } else {
-            let repaired = if finding.needs_rebuild() {
-                if rebuilt.is_none() {
-                    rebuilt = Some(rebuild_gate(shared).await);
-                }
-                rebuilt.clone().unwrap_or(Ok(""))
-            } else {
-                repair(shared, sale, finding).await.map_err(|error| describe(&error))
-            };
+            let repaired = repair(shared, sale, finding, &rebuilt).await;
             log(shared, permit, sale, finding, repaired).await?
         };
         let (kind, order, detail) = (finding.kind(), finding.order(), finding.to_string());
@@ -220,20 +209,19 @@ async fn find(shared: &Shared, sale: SaleId) -> Result<HashSet<Finding>, Error> 
     Ok(found)
 }
 
-/// Writes what was done into the log. A person is told if it failed.
+/// Writes what was done into the log. An alert is raised if it failed.
 async fn log(
     shared: &Shared,
     permit: Option<&WorkPermit>,
     sale: SaleId,
     finding: Finding,
-    repaired: Result<&'static str, String>,
+    repaired: Result<&'static str, Error>,
 ) -> Result<&'static str, Error> {
     let outcome = if repaired.is_ok() { "repaired" } else { "failed" };
-    let what = match &repaired {
-        Ok(done) => done,
-        Err(error) => error.as_str(),
+    let detail = match &repaired {
+        Ok(done) => format!("{finding}: {done}"),
+        Err(error) => format!("{finding}: {}", describe(error)),
     };
-    let detail = format!("{finding}: {what}");
     tracing::warn!(%sale, finding = finding.kind(), outcome, detail, "gate and ledger differed");
     let Context { alerts, ledger, clock, .. } = &shared.context;
     if repaired.is_err() {
@@ -260,16 +248,21 @@ async fn log(
     }
 }
 
-async fn rebuild_gate(shared: &Arc<Shared>) -> Result<&'static str, String> {
+/// Rebuilds the gate, or lets another node finish that has begun to. The error says why neither was possible.
+async fn rebuild_gate(shared: &Arc<Shared>) -> Result<(), String> {
     match rebuild::all(shared, "a live order has no mark").await {
-        // Another node may have begun to.
-        Ok(()) | Err(NotReady::Rebuilding) => Ok("the gate was rebuilt"),
+        Ok(()) | Err(NotReady::Rebuilding) => Ok(()),
         Err(reason) => Err(reason.to_string()),
     }
 }
 
-/// Repairs one difference, and says what was done.
-async fn repair(shared: &Shared, sale: SaleId, finding: Finding) -> Result<&'static str, Error> {
+/// Repairs one difference, and says what was done. `rebuilt` is the outcome of the one rebuild, once there was one.
+async fn repair(
+    shared: &Arc<Shared>,
+    sale: SaleId,
+    finding: Finding,
+    rebuilt: &OnceCell<Result<(), String>>,
+) -> Result<&'static str, Error> {
     let (gate, ledger) = (&shared.gate, &shared.context.ledger);
     match finding {
         Finding::MarkWithoutRow { user, order, epoch } => {
@@ -298,7 +291,11 @@ async fn repair(shared: &Shared, sale: SaleId, finding: Finding) -> Result<&'sta
             }
             edit_again(shared, sale).await.map(|()| "the ledger's cap was written into the gate")
         }
-        Finding::LiveRowWithoutMark { .. } => Err(Error::OutcomeUnknown),
+        // Marks cannot be added one by one: only a rebuild loads them.
+        Finding::LiveRowWithoutMark { .. } => {
+            let rebuilt = rebuilt.get_or_init(|| rebuild_gate(shared)).await;
+            rebuilt.clone().map(|()| "the gate was rebuilt").map_err(Error::Unready)
+        }
     }
 }
 

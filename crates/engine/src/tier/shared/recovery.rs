@@ -228,9 +228,13 @@ impl Recovery {
         let (gate, ledger) = (&shared.gate, &shared.context.ledger);
         let redis = &shared.config.redis;
         let is_due = self.checked_at.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
-        if is_due || self.checked_connection != Some(redis.connection_count()) {
+        let is_new = self.checked_connection != Some(redis.connection_count());
+        if is_due || is_new {
             self.checked_at = None;
             requirements::check(redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
+            if is_new {
+                requirements::warn_of_missing_persistence(redis).await?;
+            }
             (self.checked_connection, self.checked_at) = (Some(redis.connection_count()), Some(Instant::now()));
         }
         let incarnation = ledger.gate_record("").await?.incarnation;

@@ -1,4 +1,5 @@
-//! What Redis must be like. Checked with every new connection, because the server may have been replaced.
+//! What Redis must be like. Checked with every new connection, because the server may have been replaced, and at intervals, because its
+//! clock and its settings may change while it runs.
 
 use std::time::Duration;
 
@@ -29,13 +30,6 @@ pub(super) async fn check(
     if !assume_noeviction {
         check_eviction(client).await?;
     }
-    let persistence: String = query(client, &["INFO", "persistence"]).await?;
-    if field(&persistence, "aof_enabled") == Some("0") {
-        tracing::warn!(
-            "Redis does not write an append-only file (appendonly no): when it dies, orders that were admitted and not yet recorded are lost, \
-             and their buyers have to try again"
-        );
-    }
     let before = ledger.now().await?;
     let (seconds, microseconds): (i64, i64) = query(client, &["TIME"]).await?;
     let after = ledger.now().await?;
@@ -45,6 +39,18 @@ pub(super) async fn check(
         return Err(NotReady::Unsuitable(format!(
             "the clock of Redis is {ahead_ms} ms ahead of the database's; synchronize both (NTP)"
         )));
+    }
+    Ok(())
+}
+
+/// Warns if Redis does not write what it holds to disk.
+pub(super) async fn warn_of_missing_persistence(client: &Client) -> Result<(), NotReady> {
+    let persistence: String = query(client, &["INFO", "persistence"]).await?;
+    if field(&persistence, "aof_enabled") == Some("0") {
+        tracing::warn!(
+            "Redis does not write an append-only file (appendonly no): when it dies, orders that were admitted and not yet recorded are lost, \
+             and their buyers have to try again"
+        );
     }
     Ok(())
 }

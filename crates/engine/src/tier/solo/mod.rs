@@ -26,7 +26,7 @@ use super::per_sale::PerSale;
 use super::{AdmitOutcome, Context, Tier};
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
-use crate::reconcile::Report;
+use crate::reconcile::ReconcileReport;
 use crate::recording::{CommitOutcome, Pending, Recording};
 use crate::retention::is_past_retention;
 use crate::shared_sessions::SharedSessions;
@@ -203,7 +203,7 @@ impl Tier for Solo {
         Ok(self.discover(sale).await?)
     }
 
-    async fn reconcile(self: Arc<Self>, _dry_run: bool) -> Result<Report, Error> {
+    async fn reconcile(self: Arc<Self>, _dry_run: bool) -> Result<ReconcileReport, Error> {
         Err(Error::Illegal("in the tier solo the gate is compared with the database every second".to_owned()))
     }
 
