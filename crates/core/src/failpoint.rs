@@ -15,6 +15,9 @@ pub const BUYING: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted"
 pub const SERVER_GATE: [&str; 5] =
     ["outbox.settle", "rebuild.begun", "rebuild.closed", "rebuild.loading", "rebuild.opened"];
 
+/// Between the ledger's commit and the change of the gate: a sale was created; a sale was edited.
+pub const EDITING: [&str; 2] = ["sale.created", "sale.edited"];
+
 /// Every bug that can be planted:
 ///
 /// - `sync-off`: SQLite commits without waiting for the disk
@@ -54,7 +57,7 @@ mod enabled {
     }
 
     fn is_failpoint(name: &str) -> bool {
-        super::BUYING.contains(&name) || super::SERVER_GATE.contains(&name)
+        [&super::BUYING[..], &super::SERVER_GATE, &super::EDITING].concat().contains(&name)
     }
 
     fn parse(text: &str) -> Option<(String, Point)> {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use stampede_core::ports::{CreateOutcome, EditOutcome, GateError, OrderRow, SaleDraft, Snapshot};
-use stampede_core::{Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, shop};
+use stampede_core::{
+    Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, failpoint, shop,
+};
 
 use crate::audit::Outcome;
 use crate::engine::Engine;
@@ -114,6 +116,7 @@ impl Engine {
             CreateOutcome::ParentMissing => return Err(Error::Plain(Code::NoSuchVoucher)),
             CreateOutcome::AlreadyExists => return Err(Error::Plain(Code::SaleExists)),
         }
+        failpoint::hit("sale.created");
         // The sale is created, so after a failure from here on the outcome is not known.
         let opened = self.tier.open_created(id).await.map_err(|error| {
             tracing::error!(sale = %id, error = describe(&error), "a sale was created but cannot be opened yet");
@@ -155,6 +158,7 @@ impl Engine {
             EditOutcome::Illegal(status) => return Err(Error::Illegal(reason(status))),
             EditOutcome::RequestIdReused => return Err(Error::Plain(Code::RequestIdReused)),
         };
+        failpoint::hit("sale.edited");
         // The ledger has the edit, so after a failure of the gate the outcome is not known. Repeating the request applies it.
         match self.tier.gate().edit(&sale).await {
             // A sale that is long over is no longer in the gate.

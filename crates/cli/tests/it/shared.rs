@@ -152,6 +152,32 @@ async fn one_user_gets_one_order(kind: Kind) {
     }
 }
 
+/// A node that knows of a new sale, but has not heard that another node has opened it, sells it at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_created_sale_is_sold_by_every_node() {
+    let nodes = Nodes::start_with(Kind::Postgres, 1, |_, mut command| {
+        command.env("STAMPEDE_FAILPOINTS", "sale.created=pause:2500");
+        command
+    });
+    // This node reads the ledger once a second, and hears nothing in between.
+    let port = nodes.redis.port();
+    redis::ask(port, &["acl", "setuser", "deaf", "on", ">word", "~*", "&*", "+@all", "-subscribe"]).unwrap();
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let mut second = command(&storage);
+    second.args(["--tier", "shared", "--redis", &format!("redis://deaf:word@127.0.0.1:{port}/")]);
+    let second = Shop::run(second);
+    let buyer = second.log_in(0, 1).await.remove(0);
+    let mut client = second.client().await;
+    let create = nodes.shops[0].create_sale(5);
+    let is_known = until("the second node knows of the sale", async || {
+        let sales = client.get("/v1/sales", "").await.unwrap().json();
+        sales["sales"].as_array().is_some_and(|sales| !sales.is_empty())
+    });
+    let (sale, _) = tokio::join!(create, is_known);
+    let bought = Recorder::default().buy(&mut client, sale, &buyer).await;
+    assert_eq!(bought.response, Response::Created);
+}
+
 /// Buyers cancel and buy again on other nodes while others try.
 async fn cancelled_orders_can_be_bought_again(kind: Kind) {
     let nodes = Nodes::start(kind, 3);

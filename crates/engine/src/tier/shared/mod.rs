@@ -226,7 +226,8 @@ impl Shared {
     fn new_queue(&self, sale: SaleId) -> SaleQueue {
         let SharedConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
         let recording = Recording::new(sale, &self.context, quarantine_after);
-        let seller = Arc::new(Seller::new(sale, self.gate.clone(), recording, self.losses.clone()));
+        let seller =
+            Arc::new(Seller::new(sale, self.gate.clone(), self.context.ledger.clone(), recording, self.losses.clone()));
         let retrying = seller.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
         let max_batch = max_batch.min(MAX_ADMITTED_AT_ONCE);
@@ -274,13 +275,13 @@ impl Tier for Shared {
         }
         if self.gate.opened_as(sale).is_none() {
             // Only sales that the ledger calls open are sent to the gate.
-            let sale = self.context.sale_index.get(sale);
-            let is_loading = sale.is_some_and(|sale| !is_past_retention(&sale, self.context.clock.now()));
-            return if is_loading {
-                Err(GateError::NotOpen.into())
-            } else {
-                Ok(AdmitOutcome::Refused(Refusal::NoSuchSale))
-            };
+            let now = self.context.clock.now();
+            match self.context.sale_index.get(sale).filter(|sale| !is_past_retention(sale, now)) {
+                // Another node may have opened it a moment ago: the seller asks the ledger, once for all requests that wait.
+                Some(sale) if recovery::is_new(&sale) => {}
+                Some(_) => return Err(GateError::NotOpen.into()),
+                None => return Ok(AdmitOutcome::Refused(Refusal::NoSuchSale)),
+            }
         }
         Ok(match self.submit(sale, Job::Admit(request)).await? {
             Answer::Admitted { decision, outcome } => AdmitOutcome::Admitted { decision, outcome },

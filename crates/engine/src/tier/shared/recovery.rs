@@ -31,6 +31,11 @@ const CONCURRENT_SNAPSHOTS: usize = 16;
 /// The epoch of a sale that has never been rebuilt.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
+/// Whether the sale was created but not yet opened for the first time.
+pub(super) fn is_new(sale: &Sale) -> bool {
+    (sale.phase, sale.epoch) == (SalePhase::Loading, FIRST_EPOCH)
+}
+
 /// Why the gate cannot be used. The message is public; the causes are only logged.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum NotReady {
@@ -278,7 +283,7 @@ impl Recovery {
         }
         self.not_open = not_open;
         for sale in &stalled {
-            if (sale.phase, sale.epoch) != (SalePhase::Loading, FIRST_EPOCH) {
+            if !is_new(sale) {
                 return rebuild::all(shared, "a rebuild of the gate made no progress").await;
             }
             tracing::warn!(sale = %sale.id, "opening a sale that was created but not opened");

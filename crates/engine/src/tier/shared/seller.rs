@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use metrics::{Histogram, histogram};
 use stampede_core::ports::gate::{AdmitRequest, Release};
-use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, RecordOutcome};
-use stampede_core::{Admission, Epoch, OrderId, Refusal, SaleId, failpoint};
+use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, Ledger, RecordOutcome};
+use stampede_core::{Admission, Epoch, OrderId, Refusal, SaleId, SalePhase, failpoint};
 use stampede_gate::RedisGate;
 use stampede_gate::redis::{Entry, EntryId};
 use tokio::sync::Mutex;
@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::recovery::LostSales;
 use crate::batcher::Backend;
+use crate::error::describe;
 use crate::recording::{CommitOutcome, Pending, Recording};
 
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,7 @@ pub(super) enum Answer {
 pub(super) struct Seller {
     sale: SaleId,
     gate: Arc<RedisGate>,
+    ledger: Arc<dyn Ledger>,
     recording: Recording,
     losses: Arc<LostSales>,
     /// Held while orders of the sale are recorded: one call of the ledger at a time.
@@ -48,10 +50,17 @@ pub(super) struct Seller {
 }
 
 impl Seller {
-    pub(super) fn new(sale: SaleId, gate: Arc<RedisGate>, recording: Recording, losses: Arc<LostSales>) -> Self {
+    pub(super) fn new(
+        sale: SaleId,
+        gate: Arc<RedisGate>,
+        ledger: Arc<dyn Ledger>,
+        recording: Recording,
+        losses: Arc<LostSales>,
+    ) -> Self {
         Self {
             sale,
             gate,
+            ledger,
             recording,
             losses,
             exclusive: Mutex::default(),
@@ -64,6 +73,9 @@ impl Seller {
         if requests.is_empty() {
             return Ok((Vec::new(), None));
         }
+        if self.gate.opened_as(self.sale).is_none() {
+            self.adopt_if_open().await;
+        }
         let (opened_as, started) = (self.gate.opened_as(self.sale), Instant::now());
         let admitted = self.gate.admit_batch(self.sale, requests).await;
         self.admit_seconds.record(started.elapsed());
@@ -73,6 +85,15 @@ impl Seller {
             self.losses.report(self.sale, incarnation, epoch);
         }
         admitted?.ok_or(GateError::NotOpen)
+    }
+
+    /// Sends requests to the gate if another node has opened the sale, and this one has not heard of it yet.
+    async fn adopt_if_open(&self) {
+        match self.ledger.sale(self.sale).await {
+            Ok(Some(sale)) if sale.phase == SalePhase::Open => self.gate.adopt(&sale),
+            Ok(_) => {}
+            Err(error) => tracing::debug!(sale = %self.sale, error = describe(&error), "cannot read a new sale"),
+        }
     }
 
     /// Records orders, one outcome for each. The marks of those that the ledger has refused stay.
