@@ -124,6 +124,9 @@ pub fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
         .with_context(|| format!("cannot resolve {host}"))
 }
 
+/// Nothing is violated, and the figures do not show what the system can do.
+const NOT_MEASURED: u8 = 2;
+
 /// A running system, and the resources that it needs.
 struct Running {
     system: System,
@@ -191,7 +194,14 @@ impl Bench {
         } else {
             write!(out, "{report}")?;
         }
-        Ok(if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        if let Some(why) = &report.distorted {
+            eprintln!("stampede: {why}");
+        }
+        Ok(match (report.violations.is_empty(), report.distorted.is_some()) {
+            (false, _) => ExitCode::FAILURE,
+            (true, true) => ExitCode::from(NOT_MEASURED),
+            (true, false) => ExitCode::SUCCESS,
+        })
     }
 
     /// Uses a system that is already running.

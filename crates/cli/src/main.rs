@@ -73,7 +73,10 @@ enum Command {
     ///
     /// Starts a system, or uses a running one. Three kinds of requests are measured in turn: a no-op route, orders, and refusals
     /// after a sell-out. A storm of many more buyers than stock follows. At the end every response is compared with the ledger and
-    /// the gates; the exit code is 1 if anything was oversold, undersold, duplicated, lost or wrong.
+    /// the gates.
+    ///
+    /// Exit codes: 0: no violation; 1: anything was oversold, undersold, duplicated, lost or wrong, or the run failed; 2: no violation, but
+    /// rate limits of the target refused so many attempts that the figures do not show what it can do.
     Bench(bench::Bench),
     /// Check the invariants of a running or a stopped system
     ///

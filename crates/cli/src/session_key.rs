@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, bail};
 use stampede_engine::SessionKeys;
+use stampede_http::is_predictable;
 
 const VARIABLE: &str = "STAMPEDE_SESSION_KEY";
 
@@ -38,8 +39,10 @@ fn key(text: &str) -> anyhow::Result<[u8; 32]> {
         let digits = &text[2 * place..2 * place + 2];
         *byte = u8::from_str_radix(digits, 16).ok().context("a session key has 64 hexadecimal digits")?;
     }
-    if key.iter().all(|byte| *byte == key[0]) {
-        bail!("a session key must be random: create one with `openssl rand -hex 32`");
+    if is_predictable(text) {
+        bail!(
+            "a session key must be random, and the digits of this one repeat or count up: create one with `openssl rand -hex 32`"
+        );
     }
     Ok(key)
 }
@@ -50,16 +53,25 @@ mod tests {
 
     #[test]
     fn one_or_two_keys_are_accepted_and_weak_ones_rejected() {
-        let (one, two) = ("01".repeat(31) + "ff", "ab".repeat(31) + "cd");
+        let one = "5d0c81f7e92a46b3a1de7788f04c9b2563d2f01b9ce8574a0f6a2d91c37be4ff".to_owned();
+        let two = "c1a5e8027b9d4f36880d1e52f7a3b96c40e7d2158bfa63c994e01d7a25b8f3cd".to_owned();
         let keys = parse(&format!("{one}\n")).unwrap();
-        assert_eq!((keys.current[0], keys.current[31], keys.previous), (1, 255, None));
+        assert_eq!((keys.current[0], keys.current[31], keys.previous), (0x5d, 0xff, None));
         for text in [format!("{two}\n{one}\n"), format!("{two},{one}")] {
             let keys = parse(&text).unwrap();
             assert_eq!((keys.current[31], keys.previous.unwrap()[31]), (0xcd, 0xff));
         }
-        for wrong in
-            ["", "abc", &"0".repeat(64), &"zz".repeat(32), &"+1".repeat(32), &format!("{one}\n{one}"), &"密".repeat(22)]
-        {
+        for wrong in [
+            "",
+            "abc",
+            &"0".repeat(64),
+            &"0123456789abcdef".repeat(4),
+            &("ab".repeat(31) + "cd"),
+            &"zz".repeat(32),
+            &"+1".repeat(32),
+            &format!("{one}\n{one}"),
+            &"密".repeat(22),
+        ] {
             let error = format!("{:#}", parse(wrong).unwrap_err());
             assert!(wrong.is_empty() || !error.contains(wrong), "{error}");
         }

@@ -114,9 +114,15 @@ pub const MAX_STOCK: u32 = 10_000_000;
 /// 9999-12-31: the last day that RFC 3339 can write.
 const LAST_MS: i64 = 253_402_214_400_000;
 
-/// Embeds, overrides or isolates the direction of what follows: a text with it can be shown as another.
+/// Embeds, overrides or isolates the direction of what follows, or changes it as the Arabic letter mark does: a text with it can be
+/// shown as another.
 const fn is_bidi_control(letter: char) -> bool {
-    matches!(letter, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    matches!(letter, '\u{61c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Separates lines or paragraphs, or begins or ends an annotation, which some programs show and others do not.
+const fn is_format_control(letter: char) -> bool {
+    matches!(letter, '\u{2028}' | '\u{2029}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// Neither white space nor one of the characters that show nothing at all.
@@ -136,7 +142,7 @@ fn check_text(into: &mut Vec<Invalid>, member: &'static str, text: &str, at_leas
     }
     // A name, which must not be empty, is one line; other texts may have several.
     let is_name = at_least > 0;
-    if text.chars().any(|c| (c.is_control() && (c != '\n' || is_name)) || matches!(c, '\u{2028}' | '\u{2029}')) {
+    if text.chars().any(|c| (c.is_control() && (c != '\n' || is_name)) || is_format_control(c)) {
         into.push(Invalid::new(member, "must not have control characters"));
     }
     if text.chars().any(is_bidi_control) {
@@ -240,6 +246,9 @@ mod tests {
             "\u{2067}a\u{2069}",
             "a\nb",
             "a\u{2028}b",
+            "a\u{61c}b",
+            "a\u{fff9}b\u{fffa}",
+            "a\u{fffb}",
         ] {
             assert_eq!(faults(bad).len(), 1, "{bad:?}");
         }

@@ -30,10 +30,16 @@ fn is_well_formed(host: &[u8]) -> bool {
     };
     let port = match rest {
         [] => true,
-        [b':', digits @ ..] => digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit),
+        [b':', digits @ ..] => is_port(digits),
         _ => false,
     };
     !name.is_empty() && name.iter().all(|&byte| allowed(byte)) && port
+}
+
+/// A number up to 65535, or nothing: the default port.
+fn is_port(digits: &[u8]) -> bool {
+    let number = |digits: &[u8]| digits.iter().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit) && number(digits) <= u32::from(u16::MAX)
 }
 
 #[cfg(test)]
@@ -42,11 +48,28 @@ mod tests {
 
     #[test]
     fn only_a_host_and_a_port_are_well_formed() {
-        for good in ["x", "shop.example", "127.0.0.1:8080", "[::1]", "[::ffff:1.2.3.4]:443", "a_b", "shop.example:"] {
+        for good in
+            ["x", "shop.example", "127.0.0.1:8080", "[::1]", "[::ffff:1.2.3.4]:443", "a_b", "shop.example:", "a:65535"]
+        {
             assert!(is_well_formed(good.as_bytes()), "{good}");
         }
         for bad in [
-            "", ":80", "a b", "a@b", "a/b", "a,b c", "a:b", "a:1:2", "a:123456", "[::1", "[]", "[::1]x", "[g]", "a?",
+            "",
+            ":80",
+            "a b",
+            "a@b",
+            "a/b",
+            "a,b c",
+            "a:b",
+            "a:1:2",
+            "a:123456",
+            "a:65536",
+            "[::1]:99999",
+            "[::1",
+            "[]",
+            "[::1]x",
+            "[g]",
+            "a?",
             "\u{e4}",
         ] {
             assert!(!is_well_formed(bad.as_bytes()), "{bad}");

@@ -6,7 +6,7 @@
 //! - `buy`: buying, on the fast path and through the router
 //! - [`app`]: what the handlers share; `extract`: bodies, ids, query strings, callers and their limits; `pagination`
 //! - [`problem`]: refusals as `application/problem+json` with a stable code, in English and Chinese
-//! - [`credentials`]: administrators and their roles; [`address`]: where a request comes from; `security_log`: logins and denied access
+//! - [`credentials`]: administrators and their roles; `predictable`: secrets that could be guessed; [`address`]: where a request comes from; `security_log`: logins and denied access
 //! - `metrics`: request counts and durations; `log_throttle`: limits on log lines
 //! - one file per resource: `login`, `sales`, `shops`, `orders`, `operations` (with `readiness`), `page`, `load_test`; `admin`: what
 //!   administrators do
@@ -29,6 +29,7 @@ mod operations;
 mod orders;
 mod page;
 mod pagination;
+mod predictable;
 pub mod problem;
 mod readiness;
 mod router;
@@ -44,5 +45,6 @@ pub use address::Network;
 pub use app::{App, Config, Surface};
 pub use axum::http::HeaderValue;
 pub use credentials::{AdminToken, InvalidAdminToken, Role};
+pub use predictable::is_predictable;
 pub use server::{ServerConfig, serve};
 pub use service::HttpService;

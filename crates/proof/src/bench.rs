@@ -16,7 +16,9 @@ use crate::check::{Polling, Rules};
 use crate::generator::{LoadGenerator, Outcome, Plan, RequestTemplate, RunClock, Sample, Until};
 use crate::history::{Action, Attempt, Response};
 use crate::machine;
-use crate::report::{Batch, Latencies, Measured, Noop, Quantiles, Report, ResponseLatency, Timeline};
+use crate::report::{
+    Batch, Latencies, Measured, Noop, Quantiles, Report, ResponseLatency, Timeline, distorted_by_limits,
+};
 use crate::storm;
 use crate::system::{Buyers, System, SystemError};
 
@@ -232,20 +234,28 @@ pub async fn run(
         _ => None,
     };
     let mut violations: Vec<String> = lines.iter().filter(|line| line.failed()).map(ToString::to_string).collect();
+    let limited: Vec<SaleId> = bench
+        .history
+        .iter()
+        .filter(|attempt| attempt.response == Response::TooManyRequests)
+        .map(|attempt| attempt.sale)
+        .collect();
+    // Buyers whom a rate limit refused may leave stock unsold.
+    let all_tried = |sale: SaleId| !limited.contains(&sale);
+    let storm_sale = storm.sale;
     let storm = evidence.last().map(|sale| storm.report(sale, &bench)).unwrap_or_default();
-    violations.extend(storm.violations());
+    violations.extend(storm.violations(all_tried(storm_sale)));
     for sale in evidence.iter().rev().skip(1) {
         let sold = sale.ledger.orders.iter().filter(|row| row.live).count();
         let total = sale.ledger.sale.total as usize;
-        if sold != total {
+        if sold > total || (sold < total && all_tried(sale.ledger.sale.id)) {
             violations
                 .push(format!("sale {}: {sold} sold of {total}, although every buyer tried", sale.ledger.sale.id));
         }
     }
     // Nodes that this process started have limits that no buyer reaches.
-    let limited = bench.history.iter().filter(|attempt| attempt.response == Response::TooManyRequests).count();
-    if limited > 0 && !bench.system.nodes.is_empty() {
-        violations.push(format!("{limited} attempts were refused by a limit that is switched off"));
+    if !limited.is_empty() && !bench.system.nodes.is_empty() {
+        violations.push(format!("{} attempts were refused by a limit that is switched off", limited.len()));
     }
 
     let noop_rate = rate(noop.samples.len(), noop.spent);
@@ -261,6 +271,7 @@ pub async fn run(
             order: Quantiles::of(&orders.samples, Response::Created),
             refusal: Quantiles::of(&refusals.samples, Response::SoldOut),
         },
+        distorted: distorted_by_limits(&bench.responses),
         responses: std::mem::take(&mut bench.responses),
         batch: Batch::of(&batches_before, &batches),
         peak_rss_bytes: bench.system.peak_rss(),

@@ -33,6 +33,8 @@ pub struct Report {
     pub rate: Option<f64>,
     pub checks: Vec<Line>,
     pub violations: Vec<String>,
+    /// Why the figures do not show what the system can do; null if they do.
+    pub distorted: Option<String>,
     #[serde(skip)]
     pub timeline: Timeline,
 }
@@ -74,10 +76,11 @@ pub struct Storm {
 }
 
 impl Storm {
-    pub fn violations(&self) -> Vec<String> {
+    /// `all_tried`: no buyer was refused for another reason than the stock, so nothing may be left.
+    pub fn violations(&self, all_tried: bool) -> Vec<String> {
         let all = [
             ("oversold", self.oversold),
-            ("undersold", self.undersold),
+            ("undersold", if all_tried { self.undersold } else { 0 }),
             ("duplicated", self.duplicated),
             ("lost", self.lost),
             ("unexpected", self.unexpected),
@@ -111,6 +114,20 @@ impl ResponseLatency {
         };
         Response::ALL.iter().filter_map(of).collect()
     }
+}
+
+/// Why responses to attempts to buy do not show what the system can do: more than one in a thousand is a refusal by a rate limit.
+pub(crate) fn distorted_by_limits(responses: &[ResponseLatency]) -> Option<String> {
+    let of_limits = responses.iter().filter(|line| line.response == Response::TooManyRequests.as_str());
+    let (limited, all): (usize, usize) =
+        (of_limits.map(|line| line.count).sum(), responses.iter().map(|line| line.count).sum());
+    (limited * 1000 > all).then(|| {
+        format!(
+            "{limited} of {all} attempts to buy were refused by rate limits of the target (429), so the figures do not show what it can \
+             do. Raise buy.per_user and buy.per_address there, for example with STAMPEDE__BUY__PER_USER__COUNT=1000000 and \
+             STAMPEDE__BUY__PER_ADDRESS__COUNT=1000000000"
+        )
+    })
 }
 
 /// In milliseconds. In open loop from the scheduled time of the request.
@@ -216,6 +233,9 @@ impl fmt::Display for Report {
         writeln!(f)?;
         for line in &self.checks {
             writeln!(f, "{line}")?;
+        }
+        if let Some(why) = &self.distorted {
+            writeln!(f, "\nNOT MEASURED: {why}")?;
         }
         if self.violations.is_empty() {
             writeln!(f, "\nno violation (seed {})", self.seed)
@@ -343,7 +363,11 @@ impl Report {
              <style>body{{font-family:sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}pre{{overflow:auto;background:#f6f7f8;padding:1rem}}svg{{width:100%}}</style>\
              <h1>stampede bench: {tier}</h1><p><strong>{verdict}</strong></p><pre>{table}</pre>{rates}{slowest}<h2>As JSON</h2><pre>{json}</pre></html>\n",
             tier = escape(&self.tier),
-            verdict = if self.violations.is_empty() { "No violation." } else { "There are violations." },
+            verdict = match (self.violations.is_empty(), self.distorted.is_some()) {
+                (false, _) => "There are violations.",
+                (true, true) => "Not measured: rate limits of the target refused attempts.",
+                (true, false) => "No violation.",
+            },
             table = escape(&self.to_string()),
             rates = self.rates_svg(),
             slowest = self.slowest_svg(),
@@ -355,6 +379,20 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_than_a_few_refusals_by_a_limit_distort_the_figures() {
+        let line = |response: Response, count| ResponseLatency {
+            phase: "storm",
+            response: response.as_str(),
+            count,
+            latency_ms: Quantiles::default(),
+        };
+        let why =
+            |limited| distorted_by_limits(&[line(Response::SoldOut, 1000), line(Response::TooManyRequests, limited)]);
+        assert_eq!((distorted_by_limits(&[]), why(0), why(1)), (None, None, None));
+        assert!(why(2).is_some_and(|why| why.starts_with("2 of 1002 attempts") && why.contains("buy.per_user")));
+    }
 
     #[test]
     fn batch_sizes_are_the_difference_of_two_histograms() {

@@ -35,6 +35,8 @@ pub enum SystemError {
     NoSale(SaleId),
     #[error("there is no node to ask")]
     NoNode,
+    #[error("more than {MAX_QUARANTINED} orders are in quarantine; to check them all, read the database (--database)")]
+    TooManyQuarantined,
 }
 
 type Result<T> = std::result::Result<T, SystemError>;
@@ -114,6 +116,11 @@ pub struct System {
 
 /// The number of test sessions created, and of orders read, per request.
 const PAGE: usize = 10_000;
+/// The maximum number of quarantined orders that are read through the administration routes.
+const MAX_QUARANTINED: usize = 10_000;
+
+/// A quarantined order and its sale.
+type Quarantined = (SaleId, (UserId, OrderId));
 
 fn unexpected(what: &str) -> SystemError {
     SystemError::Unexpected(what.to_owned())
@@ -256,15 +263,38 @@ impl System {
         }
     }
 
+    /// Reads the quarantined orders of all sales, unless the ledger is read from the database.
+    async fn quarantine(&self) -> Result<Vec<Quarantined>> {
+        let (mut all, mut before) = (Vec::new(), String::new());
+        while self.ledger.is_none() {
+            let path = format!("/admin/v1/quarantine?limit=100{before}");
+            let page = self.call(&path, None).await?.json();
+            for order in field(&page, "orders", &path)?.as_array().ok_or_else(|| unexpected(&path))? {
+                all.push((text(order, "sale_id", &path)?, (text(order, "user_id", &path)?, text(order, "id", &path)?)));
+            }
+            match field(&page, "next", &path)?.as_str() {
+                Some(_) if all.len() >= MAX_QUARANTINED => return Err(SystemError::TooManyQuarantined),
+                Some(next) => before = format!("&before={next}"),
+                None => break,
+            }
+        }
+        Ok(all)
+    }
+
     /// Reads the ledger's records of a sale and the gates of all nodes: in `solo`, every node has its own gate.
     pub async fn evidence(&self, sale: SaleId) -> Result<Evidence> {
+        let quarantine = self.quarantine().await?;
+        self.evidence_with(sale, &quarantine).await
+    }
+
+    async fn evidence_with(&self, sale: SaleId, quarantine: &[Quarantined]) -> Result<Evidence> {
         let mut gates = Vec::new();
         for &node in &self.admins {
             gates.push(self.gate(node, sale).await?);
         }
         let ledger = match &self.ledger {
             Some(ledger) => ledger.inspect(sale).await?.ok_or(SystemError::NoSale(sale))?,
-            None => self.inspect(sale).await?,
+            None => self.inspect(sale, quarantine).await?,
         };
         // All marks are transferred only if a digest differs.
         if gates.iter().filter_map(|gate| gate.view.as_ref()).any(|view| !view.matches(&ledger)) {
@@ -285,8 +315,9 @@ impl System {
     /// Reads the evidence of several sales.
     pub async fn evidence_of(&self, sales: &[SaleId]) -> Result<Vec<Evidence>> {
         let mut all = Vec::with_capacity(sales.len());
+        let quarantine = self.quarantine().await?;
         for &sale in sales {
-            all.push(self.evidence(sale).await?);
+            all.push(self.evidence_with(sale, &quarantine).await?);
         }
         Ok(all)
     }
@@ -317,7 +348,7 @@ impl System {
     }
 
     /// Reads the ledger's records through the administration routes. The pages are consistent with each other only if nothing changes.
-    async fn inspect(&self, id: SaleId) -> Result<SaleRecords> {
+    async fn inspect(&self, id: SaleId, quarantine: &[Quarantined]) -> Result<SaleRecords> {
         let mut orders = Vec::new();
         let mut after = String::new();
         loop {
@@ -354,7 +385,8 @@ impl System {
             version: number(&sale, "ver", &path)?,
             released: 0,
         };
-        Ok(SaleRecords { sale, orders, quarantine: Vec::new(), pending_releases: Vec::new(), top_ups: Vec::new() })
+        let quarantine = quarantine.iter().filter(|(sale, _)| *sale == id).map(|(_, order)| *order).collect();
+        Ok(SaleRecords { sale, orders, quarantine, pending_releases: Vec::new(), top_ups: Vec::new() })
     }
 
     /// The ids of all sales, newest first.

@@ -181,6 +181,23 @@ async fn running_system_is_checked_through_its_routes() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("404"), "{output:?}");
 }
 
+/// Refusals by a rate limit are not presented as the speed of the system.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bench_of_a_target_with_low_limits_is_not_a_measurement() {
+    let storage = temporary_storage();
+    let mut serve = command(&storage);
+    serve.env("STAMPEDE__ALLOW_LOAD_TEST", "true").env("STAMPEDE__BUY__PER_USER__COUNT", "5");
+    let shop = Shop::run(serve);
+    let mut bench = stampede(&["bench", "--json", "--seconds", "0.1", "--buyers", "50", "--stock", "5"]);
+    bench.args(["--connections", "8", "--storm-seconds", "0.5"]).args(target(&shop)).env("STAMPEDE_ADMIN_TOKEN", TOKEN);
+    let output = tokio::task::spawn_blocking(move || bench.output().unwrap()).await.unwrap();
+    let (report, errors) = (parse_json(&output), String::from_utf8_lossy(&output.stderr).into_owned());
+    assert_eq!((output.status.code(), &report["violations"]), (Some(2), &json!([])), "{errors}");
+    for text in [report["distorted"].as_str().unwrap(), &errors] {
+        assert!(text.contains("429") && text.contains("buy.per_user") && text.contains("buy.per_address"), "{text}");
+    }
+}
+
 /// Runs `stampede check --json` with these arguments in the background.
 async fn check_with(arguments: Vec<String>) -> Output {
     let run = move || {

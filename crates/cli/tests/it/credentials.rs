@@ -63,7 +63,11 @@ fn weak_or_equal_tokens_are_refused_at_start() {
     for short in ["", "an-admin-token-for-tests"] {
         assert!(start(short, "").contains("at least 32"), "{short}");
     }
-    for weak in ["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "0123456789abcdef0123456789abcdef"] {
+    for weak in [
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        "0123456789abcdef0123456789abcdef",
+        "changemechangemechangeme-changeme",
+    ] {
         let output = start(weak, "");
         assert!(output.contains("too easy to guess") && output.contains("STAMPEDE_ADMIN_TOKEN"), "{output}");
     }

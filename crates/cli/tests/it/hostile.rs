@@ -191,6 +191,7 @@ async fn host_header_must_be_single_and_valid() {
         ("GET /v1/sales HTTP/1.1\r\n", "host: user@x\r\n"),
         ("GET /v1/sales HTTP/1.1\r\n", "host: x/y\r\n"),
         ("GET /v1/sales HTTP/1.1\r\n", "host: x:y\r\n"),
+        ("GET /v1/sales HTTP/1.1\r\n", "host: x:99999\r\n"),
         ("GET /v1/sales HTTP/1.1\r\n", "host: [::1\r\n"),
         ("GET http://x/v1/sales HTTP/1.1\r\n", ""),
         ("GET /v1/sales HTTP/1.0\r\n", "host: x\r\nhost: y\r\n"),
@@ -233,7 +234,9 @@ async fn array_is_not_accepted_as_an_object() {
 async fn invisible_and_misleading_names_are_rejected() {
     let storage = temporary_storage();
     let shop = Shop::open(&storage);
-    for bad in [" ", "\u{3000}\u{3000}", "\u{200b}", "Tea\u{202e}eeffoC", "\u{2066}Tea\u{2069}"] {
+    for bad in
+        [" ", "\u{3000}\u{3000}", "\u{200b}", "Tea\u{202e}eeffoC", "\u{2066}Tea\u{2069}", "Tea\u{61c}", "Tea\u{fff9}"]
+    {
         let reply = shop.admin("shops", &json!({ "type_id": "1", "name": bad })).await;
         assert_eq!(problem(bad, &reply), "invalid_request", "{bad:?}");
         assert_eq!(reply.json()["errors"][0]["member"], "name", "{:?}", reply.body);

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection as _, raw_sql};
-use stampede_core::UserId;
+use stampede_core::ports::{Admitted, QuarantinedOrder, RecordOutcome};
+use stampede_core::{Epoch, OrderId, Timestamp, UserId};
 use stampede_testkit::{Client, Reply, until};
 
+use crate::proof::{parse_json, stampede};
 use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger};
 
 /// Runs a statement in the server's database.
@@ -140,6 +142,42 @@ async fn rejected_order_can_be_retried_and_discarded(kind: Kind) {
 }
 
 on_each_database!(rejected_order_can_be_retried_and_discarded);
+
+/// Without the database, the quarantine is read through the routes, in pages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_through_the_routes_names_quarantined_orders() {
+    let storage = Storage::on(Kind::Sqlite);
+    let shop = open(&storage);
+    let (sale, others) = (shop.create_sale(200).await, shop.create_sale(1).await);
+    let buyer = shop.log_in(0, 1).await.remove(0);
+    assert_eq!(buy(&shop, sale, &buyer).await.status, 201);
+    assert!(shop.stop().success());
+    let stores = ledger(&storage).await;
+    for n in 1..=120 {
+        let admitted = Admitted {
+            order: OrderId::new(n).unwrap(),
+            user: UserId::new(n).unwrap(),
+            seq: n,
+            at: Timestamp::from_ms(1_800_000_000_000),
+        };
+        let item =
+            QuarantinedOrder { sale, epoch: Epoch(1), admitted, error: "odd".to_owned(), quarantined_at: admitted.at };
+        assert_eq!(stores.ledger.quarantine(&item).await.unwrap(), RecordOutcome::Quarantined);
+    }
+    stores.ledger.close().await;
+
+    let shop = open(&storage);
+    let mut check = stampede(&["check", "--json", "--target", &format!("http://{}", shop.address)]);
+    check.env("STAMPEDE_ADMIN_TOKEN", TOKEN);
+    let output = tokio::task::spawn_blocking(move || check.output().unwrap()).await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let checks = parse_json(&output)["checks"].as_array().unwrap().clone();
+    let failed: Vec<&Value> = checks.iter().filter(|line| line["result"] == "failed").collect();
+    assert_eq!(failed.len(), 1, "{failed:#?}");
+    let text = failed[0].to_string();
+    assert_eq!(failed[0]["invariant"], 11, "{text}");
+    assert!(text.contains("of user 120 is in quarantine") && !text.contains(&format!("sale {others}")), "{text}");
+}
 
 /// A server setting makes every statement fail with an error that is not in the list of outages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

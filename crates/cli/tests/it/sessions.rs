@@ -227,7 +227,8 @@ async fn expired_tokens_of_one_user_are_limited_before_the_ledger() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_keys_are_rotated_without_ending_sessions() {
     let storage = temporary_storage();
-    let (old, new) = ("01".repeat(31) + "ff", "ab".repeat(31) + "cd");
+    let old = "5d0c81f7e92a46b3a1de7788f04c9b2563d2f01b9ce8574a0f6a2d91c37be4ff";
+    let new = "c1a5e8027b9d4f36880d1e52f7a3b96c40e7d2158bfa63c994e01d7a25b8f3cd";
     let file = storage.path().join("session-key");
     let with_file = |text: String| {
         std::fs::write(&file, text).unwrap();

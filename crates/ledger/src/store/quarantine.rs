@@ -77,7 +77,7 @@ impl Store {
     }
 
     pub(super) async fn record_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>> {
-        let Some(QuarantinedOrder { sale, admitted, .. }) = self.read_quarantined_order(id).await? else {
+        let Some(QuarantinedOrder { sale, epoch, admitted, .. }) = self.read_quarantined_order(id).await? else {
             return Ok(None);
         };
         let mut tx = self.db.begin().await?;
@@ -88,8 +88,9 @@ impl Store {
             return Ok(None);
         }
         delete(&mut tx, id).await?;
-        let epoch = found.epoch;
-        let outcome = resolve(sale, epoch, &[admitted], &mut found)[0];
+        // A retry is a write under the current epoch. The row has the epoch of its admission, like its time and its sequence number.
+        let current = found.epoch;
+        let outcome = resolve(sale, current, &[admitted], &mut found)[0];
         insert_outcomes(&mut tx, &found, sale, epoch, price_cents, &[(admitted, outcome)]).await?;
         if matches!(outcome, RecordOutcome::Rejected { .. }) {
             insert_pending_release(&mut tx, id, sale, admitted.user).await?;

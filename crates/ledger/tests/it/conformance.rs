@@ -16,7 +16,7 @@ macro_rules! suite {
             creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, challenge_has_limited_attempts_and_is_used_once,
             challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
-            quarantine_yields_to_rows_epochs_and_stock, cancellation_is_never_older_than_its_order,
+            quarantine_yields_to_rows_epochs_and_stock, retried_order_keeps_the_epoch_of_its_admission, cancellation_is_never_older_than_its_order,
             orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, missing_sale_is_poison, audit_log_is_append_only, shops_are_searched_and_edited,
             search_reads_a_bounded_number_of_shops,
             lower_fencing_tokens_are_refused, ids_are_read_in_pages,

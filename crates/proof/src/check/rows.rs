@@ -259,7 +259,11 @@ fn releases_of_dead_orders(evidence: &Evidence) -> impl Iterator<Item = &OrderId
     evidence.ledger.pending_releases.iter().filter(move |order| dead.contains(order))
 }
 
-pub(super) fn releases_while_stopped(sales: &[Evidence]) -> Option<String> {
+/// Pending releases can be read only from the database, and a stopped system performs them at its next start.
+pub(super) fn releases_unknown(sales: &[Evidence]) -> Option<String> {
+    if sales.iter().any(|sale| !sale.from_database) {
+        return Some(super::NO_DATABASE.to_owned());
+    }
     let stopped = sales.iter().filter(|sale| sale.gates.is_empty());
     let pending_releases: usize = stopped.map(|sale| releases_of_dead_orders(sale).count()).sum();
     (pending_releases > 0)

@@ -74,3 +74,25 @@ pub async fn quarantine_yields_to_rows_epochs_and_stock(stores: &Stores) {
     assert_eq!(ledger.pending_releases(10).await.unwrap().len(), 1, "its mark must go");
     assert_eq!(check(stores, sale).await, 1);
 }
+
+/// The epoch of a row tells when its order was admitted, like its time: `stampede check` compares the two.
+pub async fn retried_order_keeps_the_epoch_of_its_admission(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let sale = sale_of(stores, 5).await;
+    ledger.quarantine(&quarantined(sale, 1, E1, "odd")).await.unwrap();
+    record(stores, sale, &[(2, 2)]).await;
+    let incarnation = ledger.gate_record("one").await.unwrap().incarnation;
+    let next = ledger.begin_rebuild(incarnation, NOW).await.unwrap().unwrap();
+    let current = ledger.begin_load(sale, next).await.unwrap().unwrap().sale.epoch;
+    assert!(current > E1 && ledger.finish_load(sale, current, next).await.unwrap());
+    let later = Admitted { at: NOW.plus(Duration::from_secs(1)), ..admitted(3, 3) };
+    assert_eq!(ledger.record(sale, current, &[later]).await.unwrap(), [RecordOutcome::Inserted]);
+
+    assert_eq!(ledger.retry_quarantined(order(1)).await.unwrap(), Some(RecordOutcome::Inserted), "not an old write");
+    let mut rows = ledger.inspect(sale).await.unwrap().unwrap().orders;
+    rows.sort_unstable_by_key(|row| row.order.id);
+    let epochs: Vec<(i64, Epoch, Timestamp)> =
+        rows.iter().map(|row| (row.order.id.get(), row.epoch, row.order.created_at)).collect();
+    assert_eq!(epochs, [(1, E1, NOW), (2, E1, NOW), (3, current, later.at)]);
+    assert_eq!(check(stores, sale).await, 3);
+}
