@@ -78,13 +78,16 @@ impl<T> From<Full<T>> for Error {
     }
 }
 
-/// The error's message, followed by those of its causes.
+/// The error's message, followed by those of its causes that it does not contain.
 pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
+        let message = inner.to_string();
+        if !text.ends_with(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
         cause = inner.source();
     }
     text

@@ -23,6 +23,17 @@ pub(crate) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the check of a connection may take when it is returned to the pool.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a pooled connection is used. Settings of the database that apply to new sessions are in effect everywhere after this time.
+pub(crate) const MAX_LIFETIME: Duration = Duration::from_secs(5 * 60);
+
+/// What the connections of a pool are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Write,
+    Read,
+    /// Reading a database that must not be changed.
+    Inspect,
+}
 
 /// The differences in the text of statements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -322,11 +333,25 @@ async fn begin_immediate(writer: &Writer) -> sqlx::Result<SqliteTx> {
     Ok(SqliteTx::Write(guard))
 }
 
+/// Not as many rows were written as there should be: the transaction must be rolled back.
+pub(crate) fn expect_rows(expected: u64, affected: u64) -> Result<()> {
+    if affected == expected {
+        return Ok(());
+    }
+    Err(LedgerError::Unavailable(format!("the database wrote {affected} rows instead of {expected}").into()))
+}
+
 fn wrap_rows<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
     move |rows| rows.into_iter().map(wrap).collect()
 }
 
 impl Tx {
+    /// Like [`execute`](Self::execute), for a statement that must affect exactly this many rows. A trigger could ignore some of them without an
+    /// error.
+    pub(crate) async fn execute_on(&mut self, rows: u64, sql: &str, args: &[Arg<'_>]) -> Result<()> {
+        expect_rows(rows, self.execute(sql, args).await?)
+    }
+
     /// Returns the number of affected rows.
     pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
         let done = match self {
@@ -476,13 +501,15 @@ getters! {
     bytes: Vec<u8>,
 }
 
-/// Ends the transaction of a connection that is returned to the pool. `roll_back` sends a ROLLBACK.
+/// Ends the transaction of a connection that is returned to the pool. `roll_back` sends a ROLLBACK, and returns whether the pool may keep the
+/// connection.
 ///
 /// A connection whose caller went away while a transaction was being begun is inside of it without sqlx knowing: every later reader would
-/// see its snapshot. And one that is returned while a reply is outstanding must not occupy the pool forever.
-pub(crate) async fn check_released<T>(roll_back: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<bool> {
+/// see its snapshot. And one that is returned while a reply is outstanding must not occupy the pool forever. A connection for writing that
+/// was opened while the database was read-only stays read-only afterwards, so it is closed.
+pub(crate) async fn check_released(roll_back: impl Future<Output = sqlx::Result<bool>>) -> sqlx::Result<bool> {
     match tokio::time::timeout(RELEASE_TIMEOUT, roll_back).await {
-        Ok(done) => done.map(|_| true),
+        Ok(keep) => keep,
         Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())),
     }
 }

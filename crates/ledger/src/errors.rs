@@ -58,6 +58,20 @@ pub(crate) fn sqlite_not_begun(error: rusqlite::Error) -> LedgerError {
     no_poison(sqlite_failed(error))
 }
 
+/// An insert failed whose keys were looked up before, under the lock of the sale. A duplicate key is then one that Stampede does not know,
+/// of an index that was added by hand: a retry fails again.
+pub(crate) fn after_lookup(error: LedgerError) -> LedgerError {
+    match error {
+        LedgerError::Conflict(error) if is_unique_violation(&*error) => LedgerError::Poison(error),
+        other => other,
+    }
+}
+
+fn is_unique_violation(error: &(dyn Error + 'static)) -> bool {
+    let error = error.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
+    error.is_some_and(|error| error.is_unique_violation())
+}
+
 /// Whether a row with the same key exists.
 pub(crate) fn is_duplicate_key(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|failure| is_duplicate_in_sqlite(failure.extended_code))

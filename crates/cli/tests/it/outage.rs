@@ -1,6 +1,7 @@
-//! The database is killed, disconnected, slow, or its reply to a commit is lost; the disk is full. No order is lost, duplicated or released
+//! The database is killed, disconnected, slow, read-only, or its reply to a commit is lost; the disk is full. No order is lost, duplicated or released
 //! by mistake, and the sale continues without intervention.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -8,15 +9,20 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection as _};
 use stampede_core::SaleId;
 use stampede_proof::check::Rules;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::proxy::Fault;
-use stampede_testkit::{Client, Process, Proxy, count};
+use stampede_testkit::{Client, Process, Proxy, count, until};
 use tokio::task::JoinHandle;
 
-use crate::shop::{Buyer, Kind, Shop, Storage, command, verify, verify_through_routes, verify_with, wrapped_command};
+use crate::quarantine::execute;
+use crate::shop::{
+    Buyer, Kind, Shop, Storage, TOKEN, command, verify, verify_through_routes, verify_with, wrapped_command,
+};
 
 pub const BUYERS: u64 = 120;
 pub const STOCK: u32 = 80;
@@ -136,7 +142,71 @@ async fn connection_faults(kind: Kind) {
     assert!(shop.stop().success());
 }
 
-on_each_database!(servers: database_killed, connection_faults);
+/// Makes the sessions of the database read-only by default, or not, and ends those of the server, so that it opens new ones.
+async fn set_read_only(kind: Kind, storage: &Storage, read_only: bool) {
+    let url = storage.url();
+    if kind == Kind::MariaDb {
+        execute(kind, storage, &format!("SET GLOBAL tx_read_only = {read_only}")).await;
+        let mut connection = sqlx::MySqlConnection::connect(&url).await.unwrap();
+        let others = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+        let others: Vec<i64> = sqlx::query_scalar(others).fetch_all(&mut connection).await.unwrap();
+        for id in others.into_iter().filter(|_| read_only) {
+            // It may have ended.
+            let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}"))).execute(&mut connection).await;
+        }
+    } else {
+        let name = url.rsplit('/').next().unwrap();
+        let alter = format!("ALTER DATABASE {name} SET default_transaction_read_only = {read_only}");
+        execute(kind, storage, &format!("BEGIN READ WRITE; {alter}; COMMIT")).await;
+        if read_only {
+            let others = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+            execute(kind, storage, &format!("SELECT pg_terminate_backend(pid) FROM {others}")).await;
+        }
+    }
+}
+
+/// A write of an administrator. It is not retried. Returns the status.
+async fn create_shop(address: SocketAddr) -> u16 {
+    let mut client = Client::connect(address).await.unwrap();
+    let shop = json!({ "type_id": "1", "name": "Test shop" });
+    client.post("/admin/v1/shops", TOKEN, &shop).await.unwrap().status.as_u16()
+}
+
+/// The database is read-only for a while, by a setting of its sessions: connections of that time are not used afterwards.
+async fn read_only_database(kind: Kind) {
+    let server = kind.own_server();
+    let storage = Storage::with(Some(kind.create_database(&server, server.port())));
+    let mut command = command(&storage);
+    command.env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000").env("STAMPEDE__LOG__LEVEL", "off");
+    let shop = Shop::run(command);
+    let buyers = shop.log_in(0, BUYERS).await;
+    let sale = shop.create_sale(STOCK).await;
+    let ready = async || shop.client().await.get("/readyz", "").await.unwrap().status;
+    assert_eq!(ready().await, 200);
+    set_read_only(kind, &storage, true).await;
+    let history = Arc::new(Recorder::default());
+    let tasks = spawn_buyers(&shop, sale, &buyers, &history, Duration::from_millis(400));
+    until("a buyer gets no confirmation", async || history.count(Response::Unknown) > 0).await;
+    until("the node is not ready", async || ready().await == 503).await;
+    assert_eq!(confirmations(&history), 0);
+    // More writes at once than there are connections, so that all of them are opened now.
+    let writes: Vec<_> = (0..24).map(|_| tokio::spawn(create_shop(shop.address))).collect();
+    for write in writes {
+        assert_eq!(write.await.unwrap(), 503);
+    }
+    set_read_only(kind, &storage, false).await;
+    let writable = Instant::now();
+    until("an order is confirmed", async || confirmations(&history) > 0).await;
+    until("the node is ready", async || ready().await == 200).await;
+    assert!(writable.elapsed() < Duration::from_secs(10), "it took {:?}", writable.elapsed());
+    for _ in 0..24 {
+        assert_eq!(create_shop(shop.address).await, 201, "a connection is still read-only");
+    }
+    verify_sold_out(tasks, (&storage, &shop), sale, &history).await;
+    assert!(shop.stop().success());
+}
+
+on_each_database!(servers: database_killed, connection_faults, read_only_database);
 
 /// The disk fills up under load: no confirmation without a row, and when there is space again the sale continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

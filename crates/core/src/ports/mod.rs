@@ -75,7 +75,7 @@ pub enum CreateOutcome {
 /// The record of sales and orders.
 #[async_trait]
 pub trait Ledger: OrderLedger + SaleLedger + GateRecords + ReconcileLog + WorkerLeases + AuditLog + fmt::Debug {
-    /// Checks that the database answers.
+    /// Checks that the database answers and accepts writes.
     async fn ping(&self) -> Result<()>;
 
     /// Closes the connections.

@@ -2,13 +2,14 @@
 
 mod audit_triggers;
 
+use std::collections::HashMap;
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlRow};
 use sqlx::{Executor as _, Row as _};
 
-use crate::db::{ACQUIRE_TIMEOUT, Pool, check_released};
+use crate::db::{ACQUIRE_TIMEOUT, MAX_LIFETIME, Pool, Use, check_released};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
 /// The number of connections for writing, and the same number for reading.
@@ -38,36 +39,50 @@ fn options(url: &str) -> Result<MySqlConnectOptions, OpenError> {
     Ok(MySqlConnectOptions::from_str(url).map_err(OpenError::Open)?.charset("utf8mb4"))
 }
 
-fn pool(read_only: bool) -> MySqlPoolOptions {
+/// The variable has different names in MariaDB and MySQL. Each of them executes one of the two comments.
+const ROLL_BACK_AND_CHECK: &str =
+    "ROLLBACK; SELECT CAST(/*M! @@tx_read_only */ /*!50720 @@transaction_read_only */ AS SIGNED)";
+
+/// Returns `false` if the connection is for writing and cannot write.
+async fn roll_back(connection: &mut MySqlConnection, purpose: Use) -> sqlx::Result<bool> {
+    if purpose != Use::Write {
+        return connection.execute("ROLLBACK").await.map(|_| true);
+    }
+    // One round trip.
+    let row = connection.fetch_one(ROLL_BACK_AND_CHECK).await?;
+    Ok(row.try_get::<i64, _>(0)? == 0)
+}
+
+fn pool(purpose: Use) -> MySqlPoolOptions {
     MySqlPoolOptions::new()
         .max_connections(CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .idle_timeout(IDLE_TIMEOUT)
+        .max_lifetime(MAX_LIFETIME)
         .after_connect(move |connection, _| {
             Box::pin(async move {
-                for setting in SESSION.into_iter().chain(read_only.then_some(READ_ONLY)) {
+                for setting in SESSION.into_iter().chain((purpose == Use::Inspect).then_some(READ_ONLY)) {
                     connection.execute(setting).await?;
                 }
                 Ok(())
             })
         })
-        .after_release(|connection, _| Box::pin(check_released(connection.execute("ROLLBACK"))))
+        .after_release(move |connection, _| Box::pin(check_released(roll_back(connection, purpose))))
 }
 
 /// Opens the database read-only, with or without running servers.
 pub(crate) async fn open_read_only(url: &str) -> Result<Pool, OpenError> {
-    let readers = pool(true).connect_with(options(url)?).await.map_err(OpenError::Open)?;
+    let readers = pool(Use::Inspect).connect_with(options(url)?).await.map_err(OpenError::Open)?;
     check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrator(&MIGRATIONS))?;
     Ok(Pool::MySql { writer: readers.clone(), readers })
 }
 
 pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     let options = options(url)?;
-    let pool = || pool(false);
-    let writer = pool().connect_with(options.clone()).await.map_err(OpenError::Open)?;
+    let writer = pool(Use::Write).connect_with(options.clone()).await.map_err(OpenError::Open)?;
     check_durable(&writer).await?;
     migrate(&writer).await?;
-    let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
+    let readers = pool(Use::Read).connect_with(options).await.map_err(OpenError::Open)?;
     Ok(Pool::MySql { writer, readers })
 }
 
@@ -95,22 +110,32 @@ async fn migrate(pool: &MySqlPool) -> Result<(), OpenError> {
 ///
 /// InnoDB's log must be flushed at each commit. With a binary log a commit is two-phase: recovery rolls back prepared transactions that are
 /// not in the binary log. So the binary log must be flushed at each commit too, or InnoDB's log both at prepare and at commit, which is
-/// MariaDB's setting 3.
+/// MariaDB's setting 3. The log alone does not repair a page that was written in part; the doublewrite buffer does.
 async fn check_durable(pool: &MySqlPool) -> Result<(), OpenError> {
-    let row = sqlx::query(
-        "SELECT CAST(@@innodb_flush_log_at_trx_commit AS SIGNED), CAST(@@log_bin AS SIGNED), CAST(@@sync_binlog AS SIGNED)",
-    )
-    .fetch_one(pool)
-    .await
-    .map_err(OpenError::Open)?;
-    let [flush, log_bin, sync_binlog]: [i64; 3] = std::array::from_fn(|column| row.get(column));
-    if !matches!(flush, 1 | 3) {
+    let show =
+        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog',
+        'innodb_doublewrite', 'innodb_flush_method')";
+    let rows = sqlx::raw_sql(show).fetch_all(pool).await.map_err(OpenError::Open)?;
+    let pair = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
+    let settings: HashMap<String, String> =
+        rows.iter().map(pair).collect::<sqlx::Result<_>>().map_err(OpenError::Open)?;
+    let value = |name: &str| settings.get(name).map_or("", String::as_str);
+    let flush = value("innodb_flush_log_at_trx_commit");
+    if !matches!(flush, "1" | "3") {
         return Err(OpenError::NotDurable(format!("innodb_flush_log_at_trx_commit is {flush}, not 1")));
     }
-    if log_bin == 1 && sync_binlog != 1 && flush != 3 {
+    let sync_binlog = value("sync_binlog");
+    if value("log_bin") == "ON" && sync_binlog != "1" && flush != "3" {
         return Err(OpenError::NotDurable(format!(
             "the server writes a binary log and sync_binlog is {sync_binlog}, not 1: a crash would undo commits"
         )));
+    }
+    for (name, bad) in
+        [("innodb_doublewrite", &["OFF", "DETECT_ONLY"] as &[_]), ("innodb_flush_method", &["nosync", "littlesync"])]
+    {
+        if bad.iter().any(|bad| value(name).eq_ignore_ascii_case(bad)) {
+            return Err(OpenError::NotDurable(format!("{name} is {}", value(name))));
+        }
     }
     Ok(())
 }

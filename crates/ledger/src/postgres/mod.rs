@@ -2,10 +2,10 @@
 
 use std::str::FromStr as _;
 
-use sqlx::Executor as _;
-use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{Executor as _, Row as _};
 
-use crate::db::{ACQUIRE_TIMEOUT, Pool, check_released};
+use crate::db::{ACQUIRE_TIMEOUT, MAX_LIFETIME, Pool, Use, check_released};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
 /// The number of connections for writing, and the same number for reading.
@@ -30,33 +30,44 @@ fn options(url: &str) -> Result<PgConnectOptions, OpenError> {
     ]))
 }
 
-fn pool() -> PgPoolOptions {
+fn pool(purpose: Use) -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(CONNECTIONS)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .after_release(|connection, _| Box::pin(check_released(connection.execute("ROLLBACK"))))
+        .max_lifetime(MAX_LIFETIME)
+        .after_release(move |connection, _| Box::pin(check_released(roll_back(connection, purpose))))
+}
+
+/// Returns `false` if the connection is for writing and cannot write.
+async fn roll_back(connection: &mut PgConnection, purpose: Use) -> sqlx::Result<bool> {
+    if purpose != Use::Write {
+        return connection.execute("ROLLBACK").await.map(|_| true);
+    }
+    // One round trip.
+    let row = connection.fetch_one("ROLLBACK; SHOW transaction_read_only").await?;
+    Ok(row.try_get::<String, _>(0)? == "off")
 }
 
 /// Opens the database read-only, with or without running servers.
 pub(crate) async fn open_read_only(url: &str) -> Result<Pool, OpenError> {
     let options = options(url)?.options([("default_transaction_read_only", "on")]);
-    let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
+    let readers = pool(Use::Inspect).connect_with(options).await.map_err(OpenError::Open)?;
     check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrator(&MIGRATIONS))?;
     Ok(Pool::Postgres { writer: readers.clone(), readers })
 }
 
 pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     let options = options(url)?;
-    let writer = pool().connect_with(options.clone()).await.map_err(OpenError::Open)?;
+    let writer = pool(Use::Write).connect_with(options.clone()).await.map_err(OpenError::Open)?;
     check_durable(&writer).await?;
     migrator(&MIGRATIONS).run(&writer).await?;
-    let readers = pool().connect_with(options).await.map_err(OpenError::Open)?;
+    let readers = pool(Use::Read).connect_with(options).await.map_err(OpenError::Open)?;
     Ok(Pool::Postgres { writer, readers })
 }
 
-/// Checks that commits wait for the disk: otherwise a 201 would not be durable.
+/// Checks that commits wait for the disk, and that a page that was written in part is repaired: otherwise a 201 would not be durable.
 async fn check_durable(pool: &PgPool) -> Result<(), OpenError> {
-    for (setting, bad) in [("fsync", "off"), ("synchronous_commit", "off")] {
+    for (setting, bad) in [("fsync", "off"), ("synchronous_commit", "off"), ("full_page_writes", "off")] {
         let value: String = sqlx::query_scalar("SELECT current_setting($1)")
             .bind(setting)
             .fetch_one(pool)

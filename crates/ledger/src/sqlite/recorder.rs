@@ -129,7 +129,7 @@ fn record(connection: &mut Option<Connection>, path: &Path, batch: &Batch) -> Re
     Ok(inserted)
 }
 
-/// Returns `false` if there is not enough stock.
+/// Returns `false` if there is not enough stock, or if a row was not inserted.
 fn insert(connection: &Connection, batch: &Batch) -> rusqlite::Result<bool> {
     let Batch { sale, epoch, orders } = batch;
     let count = i64::try_from(orders.len()).unwrap_or(i64::MAX);
@@ -140,7 +140,9 @@ fn insert(connection: &Connection, batch: &Batch) -> rusqlite::Result<bool> {
     let Some(price) = price.query_row([sale.get()], |row| row.get::<_, i64>(0)).optional()? else { return Ok(false) };
     let mut insert = connection.prepare_cached(INSERT)?;
     for Admitted { order, user, seq, at } in orders {
-        insert.execute(params![order.get(), sale.get(), user.get(), epoch.0, seq, price, at.ms()])?;
+        if insert.execute(params![order.get(), sale.get(), user.get(), epoch.0, seq, price, at.ms()])? != 1 {
+            return Ok(false);
+        }
     }
     Ok(true)
 }

@@ -36,8 +36,7 @@ pub(super) fn read_row(row: &Row) -> Result<OrderRow> {
 /// Records that the gate must release the mark of this order.
 pub(super) async fn insert_pending_release(tx: &mut Tx, order: OrderId, sale: SaleId, user: UserId) -> Result<()> {
     let pending_releases = "INSERT INTO pending_releases (order_id, sale_id, user_id) VALUES (?, ?, ?)";
-    tx.execute(pending_releases, args![order.get(), sale.get(), user.get()]).await?;
-    Ok(())
+    tx.execute_on(1, pending_releases, args![order.get(), sale.get(), user.get()]).await
 }
 
 impl Store {
@@ -150,10 +149,10 @@ impl Store {
         // The clock of this process may be behind that of the process that created the order.
         order.updated_at = now.max(order.updated_at);
         let update = "UPDATE orders SET status = ?, live = NULL, updated_at = ? WHERE id = ?";
-        tx.execute(update, args![order.status.as_str(), order.updated_at.ms(), id.get()]).await?;
+        tx.execute_on(1, update, args![order.status.as_str(), order.updated_at.ms(), id.get()]).await?;
         let freed = if failpoint::planted("release-twice") { 2_i64 } else { 1 };
         let update = "UPDATE sale SET sold = sold - ?, released = released + 1 WHERE id = ?";
-        tx.execute(update, args![freed, order.sale.get()]).await?;
+        tx.execute_on(1, update, args![freed, order.sale.get()]).await?;
         insert_pending_release(&mut tx, id, order.sale, user).await?;
         tx.commit().await?;
         Ok(TransitionOutcome::Done(order))

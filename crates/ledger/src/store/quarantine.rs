@@ -9,7 +9,7 @@ use super::orders::insert_pending_release;
 use super::record::{find, insert_outcomes};
 use super::resolve::resolve;
 use super::{Store, unreadable};
-use crate::db::{Row, Tx, args};
+use crate::db::{Row, Tx, args, expect_rows};
 
 const QUARANTINED: &str =
     "SELECT order_id, sale_id, user_id, epoch, seq, admitted_at, error, quarantined_at FROM quarantine WHERE";
@@ -34,8 +34,7 @@ fn read(row: &Row) -> Result<QuarantinedOrder> {
 }
 
 async fn delete(tx: &mut Tx, id: OrderId) -> Result<()> {
-    tx.execute("DELETE FROM quarantine WHERE order_id = ?", args![id.get()]).await?;
-    Ok(())
+    tx.execute_on(1, "DELETE FROM quarantine WHERE order_id = ?", args![id.get()]).await
 }
 
 impl Store {
@@ -68,7 +67,9 @@ impl Store {
                 let sql = format!("{insert}{}", dialect.on_conflict_update("order_id", &["error"]));
                 let (order, user, at) = (admitted.order.get(), admitted.user.get(), admitted.at.ms());
                 let (seq, now) = (admitted.seq, quarantined_at.ms());
-                tx.execute(&sql, args![order, sale.get(), user, epoch.0, seq, at, error.as_str(), now]).await?;
+                let args = args![order, sale.get(), user, epoch.0, seq, at, error.as_str(), now];
+                // MySQL counts a replaced row twice.
+                expect_rows(1, tx.execute(&sql, args).await?.min(1))?;
                 RecordOutcome::Quarantined
             }
         };

@@ -8,8 +8,8 @@ use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
 use super::resolve::{Found, Row, resolve};
 use super::{Store, list, unreadable};
-use crate::db::{Dialect, Pool, Tx, args, with_timeout};
-use crate::errors::{failed, not_begun};
+use crate::db::{Dialect, Pool, Tx, args, expect_rows, with_timeout};
+use crate::errors::{after_lookup, failed, not_begun};
 
 /// Reserves stock for the batch. Locks the sale's row first, like every transaction that changes `sold`.
 /// A sale with orders in quarantine or in the index by user takes the slow path, which reads both.
@@ -97,7 +97,7 @@ pub(super) async fn insert_outcomes(
     price_cents: i64,
     outcomes: &[(Admitted, RecordOutcome)],
 ) -> Result<()> {
-    let (mut rows, mut index, mut sold) = (String::new(), String::new(), 0_i64);
+    let (mut rows, mut index, mut inserted, mut sold) = (String::new(), String::new(), 0, 0_u32);
     for (Admitted { order, user, seq, at }, outcome) in outcomes {
         let (live, status, reason) = match outcome {
             RecordOutcome::Inserted => ("1", OrderStatus::Unpaid, "NULL".to_owned()),
@@ -114,20 +114,23 @@ pub(super) async fn insert_outcomes(
             "{comma}({order},{sale},{user},{live},'{status}',{reason},{},{seq},{price_cents},{at},{at})",
             epoch.0,
         );
+        inserted += 1;
         if *outcome == RecordOutcome::Inserted {
             sold += 1;
             let _ = write!(index, "{}({user},{order})", if index.is_empty() { "" } else { "," });
         }
     }
     if sold > 0 {
-        tx.execute("UPDATE sale SET sold = sold + ? WHERE id = ?", args![sold, sale.get()]).await?;
+        tx.execute_on(1, "UPDATE sale SET sold = sold + ? WHERE id = ?", args![sold, sale.get()]).await?;
     }
     if !rows.is_empty() {
         let columns = "id, sale_id, user_id, live, status, reason, epoch, seq, price_cents, created_at, updated_at";
-        tx.execute_text(format!("INSERT INTO orders ({columns}) VALUES {rows}")).await?;
+        let insert = format!("INSERT INTO orders ({columns}) VALUES {rows}");
+        expect_rows(inserted, tx.execute_text(insert).await.map_err(after_lookup)?)?;
     }
     if found.indexed && !index.is_empty() {
-        tx.execute_text(format!("INSERT INTO orders_by_user (user_id, order_id) VALUES {index}")).await?;
+        let insert = format!("INSERT INTO orders_by_user (user_id, order_id) VALUES {index}");
+        expect_rows(sold.into(), tx.execute_text(insert).await?)?;
     }
     Ok(())
 }

@@ -221,3 +221,43 @@ async fn mariadb_with_an_unsynced_binary_log_is_rejected() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_ignored_by_postgres_are_an_outage() {
+    let fresh = Fresh::new(stampede_testkit::postgres::create_database(&POSTGRES, &name()).unwrap()).await;
+    let mut connection = sqlx::PgConnection::connect(&fresh.url).await.unwrap();
+    let ignoring = "CREATE FUNCTION ignoring() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+        CREATE TRIGGER ignoring BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION ignoring()";
+    raw_sql(ignoring).execute(&mut connection).await.unwrap();
+    crate::conformance::ignored_rows_are_an_outage(&fresh.stores).await;
+}
+
+/// Without these settings a page that was written in part before a power failure cannot be repaired, or nothing is flushed at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mariadb_that_cannot_repair_its_pages_is_rejected() {
+    for (options, setting) in [
+        (&["--skip-log-bin", "--innodb-doublewrite=0"] as &[_], "innodb_doublewrite"),
+        (&["--skip-log-bin", "--innodb-flush-method=nosync"], "innodb_flush_method"),
+    ] {
+        let server = stampede_testkit::mariadb::start_with(options).unwrap();
+        let url = stampede_testkit::mariadb::create_database(&server, "torn").unwrap();
+        let error = open(&Database::parse(&url).unwrap()).await.unwrap_err().to_string();
+        assert!(error.contains("not durable") && error.contains(setting), "{options:?}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_that_cannot_repair_its_pages_is_rejected() {
+    let server = stampede_testkit::postgres::start().unwrap();
+    let url = stampede_testkit::postgres::create_database(&server, "torn").unwrap();
+    let mut administrator = sqlx::PgConnection::connect(&url).await.unwrap();
+    raw_sql("ALTER SYSTEM SET full_page_writes = off").execute(&mut administrator).await.unwrap();
+    raw_sql("SELECT pg_reload_conf()").execute(&mut administrator).await.unwrap();
+    stampede_testkit::until("the setting is in effect", async || {
+        let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
+        query_scalar::<_, String>("SHOW full_page_writes").fetch_one(&mut connection).await.unwrap() == "off"
+    })
+    .await;
+    let error = open(&Database::parse(&url).unwrap()).await.unwrap_err().to_string();
+    assert!(error.contains("not durable") && error.contains("full_page_writes"), "{error}");
+}

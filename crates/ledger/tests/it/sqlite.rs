@@ -1,5 +1,6 @@
 //! The suite on SQLite, and tests that apply only to SQLite.
 
+use sqlx::Connection as _;
 use stampede_core::ports::Stores;
 use stampede_ledger::{Database, open};
 
@@ -41,6 +42,16 @@ async fn audit_log_rejects_changes() {
     let fresh = Fresh::new().await;
     let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
     rejects_changes!(sqlx::SqliteConnection, &fresh.stores, &url, refused: REFUSED, ignored: &[REPLACE]);
+}
+
+#[tokio::test]
+async fn ignored_rows_are_an_outage() {
+    let fresh = Fresh::new().await;
+    let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    let ignoring = "CREATE TRIGGER ignoring BEFORE INSERT ON orders BEGIN SELECT RAISE(IGNORE); END";
+    sqlx::raw_sql(ignoring).execute(&mut connection).await.unwrap();
+    conformance::ignored_rows_are_an_outage(&fresh.stores).await;
 }
 
 #[test]

@@ -96,3 +96,18 @@ pub async fn retried_order_keeps_the_epoch_of_its_admission(stores: &Stores) {
     assert_eq!(epochs, [(1, E1, NOW), (2, E1, NOW), (3, current, later.at)]);
     assert_eq!(check(stores, sale).await, 3);
 }
+
+/// The database has a trigger that ignores inserted orders: nothing counts as recorded, and nothing has changed.
+pub async fn ignored_rows_are_an_outage(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let sale = sale_of(stores, 9).await;
+    let is_outage = |error| matches!(error, ports::LedgerError::Unavailable(_));
+    assert!(is_outage(ledger.record(sale, E1, &batch(&[(1, 1), (2, 2)])).await.unwrap_err()));
+    assert!(is_outage(ledger.record(sale, Epoch(2), &batch(&[(3, 3)])).await.unwrap_err()), "a rejected order");
+    ledger.quarantine(&quarantined(sale, 4, E1, "odd")).await.unwrap();
+    assert!(is_outage(ledger.retry_quarantined(order(4)).await.unwrap_err()));
+    assert!(is_outage(ledger.discard_quarantined(order(4)).await.unwrap_err()));
+    assert_eq!(ledger.quarantined(None, 10).await.unwrap().len(), 1);
+    assert_eq!(ledger.load(sale).await.unwrap().unwrap().sale.sold, 0);
+    assert_eq!(ledger.pending_releases(10).await.unwrap(), []);
+}
