@@ -15,6 +15,7 @@ use sqlx::{
 use stampede_core::ports::{LedgerError, Result};
 
 use crate::errors::{self, failed};
+use crate::postgres;
 use crate::sqlite::{Recorder, Writer, WriterGuard};
 
 /// How long to wait for a connection or a lock.
@@ -111,6 +112,7 @@ pub(crate) enum Pool {
     },
     Postgres {
         writer: PgPool,
+        recorder: postgres::Recorder,
         readers: PgPool,
     },
 }
@@ -319,8 +321,9 @@ impl Pool {
                 readers.close().await;
                 writer.close().await;
             }
-            Self::Postgres { writer, readers } => {
+            Self::Postgres { writer, recorder, readers } => {
                 readers.close().await;
+                recorder.close();
                 writer.close().await;
             }
         }

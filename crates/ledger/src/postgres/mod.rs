@@ -1,10 +1,13 @@
 //! PostgreSQL: READ COMMITTED, synchronous commits.
 
+mod recorder;
+
 use std::str::FromStr as _;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{Executor as _, Row as _};
 
+pub(crate) use self::recorder::Recorder;
 use crate::db::{ACQUIRE_TIMEOUT, MAX_LIFETIME, Pool, Use, check_released};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
@@ -53,7 +56,7 @@ pub(crate) async fn open_read_only(url: &str) -> Result<Pool, OpenError> {
     let options = options(url)?.options([("default_transaction_read_only", "on")]);
     let readers = pool(Use::Inspect).connect_with(options).await.map_err(OpenError::Open)?;
     check_version(sqlx::query_as(APPLIED).fetch_all(&readers).await, &migrator(&MIGRATIONS))?;
-    Ok(Pool::Postgres { writer: readers.clone(), readers })
+    Ok(Pool::Postgres { writer: readers.clone(), recorder: Recorder::new(readers.clone()), readers })
 }
 
 pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
@@ -62,7 +65,7 @@ pub(crate) async fn open(url: &str) -> Result<Pool, OpenError> {
     check_durable(&writer).await?;
     migrator(&MIGRATIONS).run(&writer).await?;
     let readers = pool(Use::Read).connect_with(options).await.map_err(OpenError::Open)?;
-    Ok(Pool::Postgres { writer, readers })
+    Ok(Pool::Postgres { recorder: Recorder::new(writer.clone()), writer, readers })
 }
 
 /// Checks that commits wait for the disk, and that a page that was written in part is repaired: otherwise a 201 would not be durable.

@@ -11,19 +11,11 @@ use super::{Store, list, unreadable};
 use crate::db::{Dialect, Pool, Tx, args, expect_rows, with_timeout};
 use crate::errors::{after_lookup, failed, not_begun};
 
-/// Reserves stock for the batch. Locks the sale's row first, like every transaction that changes `sold`.
+/// MySQL: reserves stock for the batch. Locks the sale's row first, like every transaction that changes `sold`.
 /// A sale with orders in quarantine or in the index by user takes the slow path, which reads both.
 const RESERVE_STOCK: &str =
     "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total AND orders_indexed_to < 0
     AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
-
-/// PostgreSQL: the batch as four arrays. Fewer inserted rows mean that a key exists.
-const FROM_ARRAYS: &str = "\
-    INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
-    SELECT o.id, $1, o.user_id, 1, 'unpaid', $2, o.seq, sale.price_cents, o.at, o.at
-    FROM UNNEST($3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]) AS o (id, user_id, seq, at), sale
-    WHERE sale.id = $1
-    ON CONFLICT DO NOTHING";
 
 impl Store {
     pub(super) async fn record_batch(
@@ -62,6 +54,9 @@ impl Store {
         let mut sorted: Vec<&Admitted> = batch.iter().collect();
         // Sorted by id, so that the rows are adjacent.
         sorted.sort_unstable_by_key(|item| item.order);
+        if let Pool::Postgres { recorder, .. } = &self.db {
+            return recorder.record(sale, epoch, &sorted).await;
+        }
         let mut tx = self.db.begin().await?;
         let count = sorted.len() as i64;
         let room = tx.execute(RESERVE_STOCK, args![count, sale.get(), epoch.0, count]).await?;
@@ -138,19 +133,8 @@ pub(super) async fn insert_outcomes(
 /// Inserts the batch as live orders. Returns `false` if a key exists.
 async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
     let inserted = match tx {
-        // SQLite has its own fast path in the recorder.
-        Tx::Sqlite(_) => return Ok(false),
-        Tx::Postgres(tx) => {
-            let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
-            let insert = sqlx::query(FROM_ARRAYS)
-                .bind(sale.get())
-                .bind(epoch.0)
-                .bind(column(|item| item.order.get()))
-                .bind(column(|item| item.user.get()))
-                .bind(column(|item| item.seq))
-                .bind(column(|item| item.at.ms()));
-            with_timeout(insert.execute(&mut **tx)).await.map_err(failed)?.rows_affected()
-        }
+        // These have recorders of their own.
+        Tx::Sqlite(_) | Tx::Postgres(_) => return Ok(false),
         Tx::MySql(tx) => {
             let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(sorted, sale, epoch)));
             match with_timeout(insert.execute(&mut **tx)).await {

@@ -231,8 +231,9 @@ impl Shared {
         let retrying = seller.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
         let max_batch = max_batch.min(MAX_ADMITTED_AT_ONCE);
-        // A request whose caller has gone has had no effect yet, so it is dropped.
-        let options = Options { max_batch, queue, in_flight: 2, abandoned: Abandoned::Drop };
+        // A request whose caller has gone has had no effect yet, so it is dropped. One batch at a time: with two, every other batch has a
+        // single order, because it begins as soon as the first buyer of the last batch is back.
+        let options = Options { max_batch, queue, in_flight: 1, abandoned: Abandoned::Drop };
         let batcher = Batcher::new(SellerHandle(seller.clone()), options, self.permits.clone());
         SaleQueue { seller, batcher, retrying }
     }

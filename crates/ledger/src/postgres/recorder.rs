@@ -1,0 +1,122 @@
+//! Records a batch with one statement outside of a transaction: one round trip.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::join;
+use parking_lot::Mutex;
+use sqlx::pool::PoolConnection;
+use sqlx::{PgPool, Postgres};
+use stampede_core::ports::{Admitted, Result};
+use stampede_core::{Epoch, SaleId, failpoint};
+
+use crate::db::{MAX_LIFETIME, with_timeout};
+use crate::errors::{classify_autocommit, not_begun};
+
+/// Connections that are not returned to the pool, which would check them before and after every batch.
+const MAX_IDLE: usize = 4;
+
+/// Reserves stock and inserts the orders, or does nothing. The sale's row is locked first, as by every transaction that changes `sold`. A
+/// sale with orders in quarantine or in the index by user takes the slow path, which reads both. Fewer rows than orders are an error, so
+/// that nothing is committed: a trigger may have suppressed them.
+const RECORD: &str = "\
+    WITH room AS (
+        UPDATE sale SET sold = sold + $1 WHERE id = $2 AND epoch = $3 AND sold + $1 <= total AND orders_indexed_to < 0
+            AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)
+        RETURNING price_cents
+    ), inserted AS (
+        INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
+        SELECT o.id, $2, o.user_id, 1, 'unpaid', $3, o.seq, room.price_cents, o.at, o.at
+        FROM UNNEST($4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[]) AS o (id, user_id, seq, at), room
+        RETURNING 1
+    )
+    SELECT room.count, 1 / (CASE WHEN inserted.count = room.count * $1 THEN 1 ELSE 0 END)
+    FROM (SELECT COUNT(*) FROM room) AS room, (SELECT COUNT(*) FROM inserted) AS inserted";
+/// SQLSTATE of the division by zero in [`RECORD`].
+const ROWS_MISSING: &str = "22012";
+
+/// A connection that is not returned to the pool for a while.
+#[derive(Debug)]
+struct Kept {
+    connection: PoolConnection<Postgres>,
+    since: Instant,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Recorder {
+    pool: PgPool,
+    /// `None` once closed.
+    idle: Arc<Mutex<Option<Vec<Kept>>>>,
+}
+
+impl Recorder {
+    pub(crate) fn new(pool: PgPool) -> Self {
+        Self { pool, idle: Arc::new(Mutex::new(Some(Vec::new()))) }
+    }
+
+    /// Returns `false`, with nothing done, if there is not enough stock or an order cannot simply be inserted.
+    pub(crate) async fn record(&self, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
+        let idle = self.idle.lock().as_mut().and_then(Vec::pop);
+        let mut kept = match idle {
+            Some(kept) => kept,
+            None => Kept { connection: self.pool.acquire().await.map_err(not_begun)?, since: Instant::now() },
+        };
+        let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
+        let record = sqlx::query_as::<_, (i64, i32)>(RECORD)
+            .bind(sorted.len() as i64)
+            .bind(sale.get())
+            .bind(epoch.0)
+            .bind(column(|item| item.order.get()))
+            .bind(column(|item| item.user.get()))
+            .bind(column(|item| item.seq))
+            .bind(column(|item| item.at.ms()));
+        let recording = with_timeout(record.fetch_one(&mut *kept.connection));
+        // The failpoint is reached when the statement has been sent.
+        let (recorded, ()) = join(recording, async { failpoint::hit("record.inserted") }).await;
+        let done: sqlx::Result<bool> = match recorded {
+            Ok((rooms, 1)) => Ok(rooms == 1),
+            Ok((_, _quotient)) => Err(sqlx::Error::Protocol("an unexpected reply to a batch of orders".to_owned())),
+            Err(sqlx::Error::Database(error))
+                if error.is_unique_violation() || error.code().as_deref() == Some(ROWS_MISSING) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(done) => {
+                self.put_back(kept);
+                Ok(done)
+            }
+            Err(error) => {
+                // The others were probably made by the same server, which may have been restarted.
+                self.discard_idle();
+                kept.connection.close_on_drop();
+                Err(classify_autocommit(error))
+            }
+        }
+    }
+
+    /// Keeps the connection for the next batch, or returns it to the pool.
+    fn put_back(&self, kept: Kept) {
+        let mut idle = self.idle.lock();
+        if let Some(idle) = idle.as_mut().filter(|idle| idle.len() < MAX_IDLE)
+            && kept.since.elapsed() < MAX_LIFETIME
+        {
+            idle.push(kept);
+        }
+    }
+
+    fn discard_idle(&self) {
+        if let Some(idle) = self.idle.lock().as_mut() {
+            for mut kept in idle.drain(..) {
+                kept.connection.close_on_drop();
+            }
+        }
+    }
+
+    /// Returns its connections to the pool.
+    pub(crate) fn close(&self) {
+        *self.idle.lock() = None;
+    }
+}
