@@ -7,7 +7,8 @@ MINUTES ?= 10
 TESTED = --workspace --features stampede-cli/failpoints
 
 # The modules of the end-to-end tests, for `make soak ONLY=name`.
-END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs,$(wildcard crates/cli/tests/it/*.rs)))))
+END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs %/cluster.rs,$(wildcard crates/cli/tests/it/*.rs)))) \
+	$(notdir $(patsubst %/mod.rs,%,$(wildcard crates/cli/tests/it/*/mod.rs))))
 
 .PHONY: help run demo test lint soak chaos bench deps
 

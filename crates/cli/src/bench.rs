@@ -19,7 +19,7 @@ use stampede_proof::generator::RunClock;
 use stampede_proof::history;
 use stampede_proof::report::Report;
 use stampede_proof::servers::Server;
-use stampede_proof::system::{Node, System};
+use stampede_proof::system::{LateConsumer, Node, System};
 
 use crate::admin_token::AdminTokenSource;
 use crate::private_servers::{NodeCommand, PrivateDatabase, start_redis};
@@ -58,6 +58,11 @@ pub struct Bench {
     /// Number of processes that share the ledger; more than one needs MariaDB, MySQL or PostgreSQL
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     nodes: u16,
+
+    /// Record nothing while it is measured, in the tier queued: only answers are measured, and the orders are recorded before the
+    /// verification
+    #[arg(long, conflicts_with = "target")]
+    no_consumers: bool,
 
     /// Number of buyers; in the phase "orders", each of them gets one order per sale
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
@@ -146,6 +151,9 @@ impl Bench {
         if self.rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
             bail!("--rate must be above zero");
         }
+        if self.no_consumers && !self.tier.has_queue() {
+            bail!("--no-consumers is for the tiers queued and shielded");
+        }
         if !(0.01..=3600.0).contains(&self.seconds) {
             bail!("--seconds must be between 0.01 and 3600");
         }
@@ -213,7 +221,14 @@ impl Bench {
             Some(url) => Some(stampede_ledger::open_read_only(&Database::parse(url)?).await?),
             None => None,
         };
-        let system = System { addresses: vec![address], admins: vec![admin], token, nodes: Vec::new(), ledger };
+        let system = System {
+            addresses: vec![address],
+            admins: vec![admin],
+            token,
+            nodes: Vec::new(),
+            late_consumer: None,
+            ledger,
+        };
         Ok(Running { system, tier: "target".to_owned(), _servers: Vec::new(), _directory: None })
     }
 
@@ -236,21 +251,29 @@ impl Bench {
         let redis = match (self.tier, &self.redis) {
             (Tier::Solo, None) => None,
             (Tier::Solo, Some(_)) => bail!("the tier solo does not use Redis"),
-            (Tier::Shared, Some(url)) => Some(url.clone()),
-            (Tier::Shared, None) => {
+            (_, Some(url)) => Some(url.clone()),
+            (_, None) => {
                 let (server, url) = start_redis()?;
                 servers.push(server);
                 Some(url)
             }
         };
         let token = format!("{:032x}", rand::rng().random::<u128>());
-        let mut nodes = Vec::new();
-        for n in 0..self.nodes {
-            let mut node = node_command(data.join(format!("node-{n}")), &token)?.arg("--tier", self.tier.as_str());
+        let process = |name: String| {
+            let mut node = node_command(data.join(name), &token)?.arg("--tier", self.tier.as_str());
             for (name, value) in [("--database", &url), ("--redis", &redis)] {
                 if let Some(value) = value {
                     node = node.arg(name, value);
                 }
+            }
+            anyhow::Ok(node)
+        };
+        let consumer = process("consumer".to_owned())?.subcommand("work");
+        let mut nodes = Vec::new();
+        for n in 0..self.nodes {
+            let mut node = process(format!("node-{n}"))?;
+            if self.no_consumers {
+                node = node.env("STAMPEDE__QUEUE__CONSUME", "false");
             }
             nodes.push(Node::start(move |listen| node.command(listen))?);
         }
@@ -258,7 +281,11 @@ impl Bench {
         let database = url.as_deref().map_or(Ok(Database::Sqlite(path)), Database::parse)?;
         let ledger = Some(stampede_ledger::open_read_only(&database).await?);
         let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
-        let system = System { admins: addresses.clone(), addresses, token, nodes, ledger };
+        let late_consumer = match self.no_consumers {
+            true => Some(LateConsumer::new(move |listen| consumer.command(listen))),
+            false => None,
+        };
+        let system = System { admins: addresses.clone(), addresses, token, nodes, late_consumer, ledger };
         Ok(Running { system, tier: self.tier.as_str().to_owned(), _servers: servers, _directory: directory })
     }
 
@@ -270,7 +297,7 @@ impl Bench {
             (true, None) if self.tier == Tier::Solo => {
                 bail!("--private-servers needs --database mariadb or --database postgres")
             }
-            (_, None) if self.tier == Tier::Shared => PrivateDatabase::Postgres,
+            (_, None) if self.tier.has_redis() => PrivateDatabase::Postgres,
             (_, None) => return Ok(None),
             (false, Some(url)) => {
                 if matches!(Database::parse(url)?, Database::Sqlite(_)) {

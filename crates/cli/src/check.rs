@@ -120,7 +120,7 @@ impl Check {
             true => String::new(),
             false => self.admin_token.read()?,
         };
-        Ok(System { addresses: Vec::new(), admins, token, nodes: Vec::new(), ledger })
+        Ok(System { addresses: Vec::new(), admins, token, nodes: Vec::new(), late_consumer: None, ledger })
     }
 
     async fn ledger(&self) -> anyhow::Result<Arc<dyn Ledger>> {

@@ -13,7 +13,7 @@ use crate::settings::Tier;
 
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// The tier: solo, or shared with a private PostgreSQL and Redis
+    /// The tier: solo, or shared or queued with a private PostgreSQL and Redis
     #[arg(long, value_enum, default_value_t = Tier::Shared)]
     tier: Tier,
 
@@ -36,14 +36,14 @@ impl Demo {
         let count = match (self.tier, self.nodes) {
             (Tier::Solo, None | Some(1)) => 1,
             (Tier::Solo, Some(_)) => bail!("the tier solo has one node"),
-            (Tier::Shared, nodes) => nodes.unwrap_or(2),
+            (Tier::Shared | Tier::Queued | Tier::Shielded, nodes) => nodes.unwrap_or(2),
         };
         // Installed first, so that an early signal stops what has been started.
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let directory = tempfile::Builder::new().prefix("stampede-demo-").tempdir()?;
         let command = |n: u16| NodeCommand::new(directory.path().join(format!("node-{n}")));
         let (mut servers, mut urls) = (Vec::new(), None);
-        if self.tier == Tier::Shared {
+        if self.tier.has_redis() {
             writeln!(std::io::stdout(), "starting PostgreSQL and Redis")?;
             let (database, database_url) = PrivateDatabase::Postgres.start()?;
             let (redis, redis_url) = start_redis()?;

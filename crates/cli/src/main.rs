@@ -1,6 +1,6 @@
 //! `stampede`: one binary, one file per subcommand.
 //!
-//! - [`serve`]: the server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
+//! - [`serve`]: the server; [`work`]: a consumer of the queue without a server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
 //! - [`sender`], [`webhook`]: deliver login codes; [`alerts`]: delivers alerts
 //! - [`mod@bench`]: the load test; [`check`]: checks the invariants
 //! - [`quarantine`]: orders that could not be recorded; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
@@ -35,6 +35,7 @@ mod serve;
 mod session_key;
 mod settings;
 mod webhook;
+mod work;
 
 use std::process::ExitCode;
 
@@ -60,6 +61,11 @@ enum Command {
     ///
     /// SIGTERM and SIGINT stop it gracefully; SIGHUP reloads administrator tokens, certificate and key.
     Serve(serve::Serve),
+    /// Record the orders of the tier queued, without serving buyers
+    ///
+    /// Any number of these can run beside the nodes, or instead of their own consumers (queue.consume = false). Settings are those of
+    /// `serve`; --listen is the address of /healthz, /readyz and /metrics. SIGTERM finishes the batch that is being recorded.
+    Work(work::Work),
     /// Start a system with demonstration data and private servers, to try it
     ///
     /// The tier shared needs PostgreSQL and Redis to be installed; they run with temporary data, and stop with Ctrl-C. Login codes are
@@ -114,6 +120,7 @@ fn main() -> ExitCode {
     let success = |()| ExitCode::SUCCESS;
     let done = match cli.command {
         Command::Serve(command) => command.run().map(success),
+        Command::Work(command) => command.run().map(success),
         Command::Demo(command) => command.run().map(success),
         Command::Migrate(command) => command.run().map(success),
         Command::Bench(command) => command.run(),

@@ -61,6 +61,7 @@ fn or_not_installed(server: std::io::Result<Server>, name: &str, package: &str) 
 #[derive(Debug, Clone)]
 pub struct NodeCommand {
     program: PathBuf,
+    subcommand: &'static str,
     data_dir: PathBuf,
     args: Vec<OsString>,
     environment: Vec<(String, String)>,
@@ -70,7 +71,12 @@ impl NodeCommand {
     /// `serve` by this binary, with the node's own data directory.
     pub fn new(data_dir: PathBuf) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find the program's own file")?;
-        Ok(Self { program, data_dir, args: Vec::new(), environment: Vec::new() })
+        Ok(Self { program, subcommand: "serve", data_dir, args: Vec::new(), environment: Vec::new() })
+    }
+
+    pub const fn subcommand(mut self, name: &'static str) -> Self {
+        self.subcommand = name;
+        self
     }
 
     pub fn arg(mut self, name: &str, value: impl Into<OsString>) -> Self {
@@ -92,7 +98,7 @@ impl NodeCommand {
     pub fn command(&self, listen: Option<SocketAddr>) -> Command {
         let mut command = Command::new(&self.program);
         let listen = listen.map_or_else(|| "127.0.0.1:0".to_owned(), |address| address.to_string());
-        command.args(["serve", "--listen", &listen, "--data-dir"]).arg(&self.data_dir).args(&self.args);
+        command.args([self.subcommand, "--listen", &listen, "--data-dir"]).arg(&self.data_dir).args(&self.args);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }

@@ -44,18 +44,31 @@ pub struct Serve {
 impl Serve {
     pub fn run(self) -> anyhow::Result<()> {
         let settings = Settings::load(&self.flags, &self.serve)?;
-        start_log(&settings.log)?;
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        // Wake-ups from the database thread arrive in the runtime's global queue, which busy workers poll only at this interval. A whole
-        // batch of buyers waits for each of them.
-        runtime.global_queue_interval(2).enable_all();
-        runtime.build()?.block_on(run(self, settings))
+        start(self.flags, self.serve, settings, Role::Serve { demo: self.demo })
     }
 }
 
-/// Serves until SIGTERM or SIGINT.
-async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
-    let Serve { flags, serve: serve_flags, demo } = command;
+/// What a process is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Serves buyers and administrators.
+    Serve { demo: bool },
+    /// Records orders from the queue.
+    Work,
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub fn start(flags: Flags, serve: ServeFlags, settings: Settings, role: Role) -> anyhow::Result<()> {
+    start_log(&settings.log)?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    // Wake-ups from the database thread arrive in the runtime's global queue, which busy workers poll only at this interval. A whole
+    // batch of buyers waits for each of them.
+    runtime.global_queue_interval(2).enable_all();
+    runtime.build()?.block_on(run(flags, serve, settings, role))
+}
+
+async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Role) -> anyhow::Result<()> {
+    let demo = role == Role::Serve { demo: true };
     let database = settings.database()?;
     // Before anything is opened: a tier that does not fit the database is reported at once.
     let tier = settings.tier(&database)?;
@@ -139,7 +152,11 @@ async fn run(command: Serve, settings: Settings) -> anyhow::Result<()> {
     let admin_token = data_dir.admin_token();
     let reload = Reload { flags, serve: serve_flags, admin_token, app: app.clone(), certificate };
     let stop = CancellationToken::new();
-    let surface = if admin_listener.is_some() { Surface::Buyers } else { Surface::Both };
+    let surface = match role {
+        Role::Work => Surface::Probes,
+        Role::Serve { .. } if admin_listener.is_some() => Surface::Buyers,
+        Role::Serve { .. } => Surface::Both,
+    };
     let service = HttpService::new(app.clone(), surface);
     let mut servers = vec![tokio::spawn(serve(listener, service, server.clone(), stop.clone().cancelled_owned()))];
     if let Some(listener) = admin_listener {

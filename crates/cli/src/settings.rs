@@ -12,8 +12,8 @@ use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_core::Phone;
 use stampede_engine::{
-    AlertConfig, AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, ReconcileConfig, SendBudgets, SessionKeys,
-    SharedConfig, SoloConfig, TierConfig,
+    AlertConfig, AnswerAfter, AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, QueuedConfig, ReconcileConfig,
+    SendBudgets, SessionKeys, SharedConfig, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
 };
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
@@ -52,11 +52,16 @@ impl Flags {
 /// Flags of `serve` only.
 #[derive(Debug, Default, Args)]
 pub struct ServeFlags {
-    /// The tier: solo, one process; or shared, several nodes with a gate in Redis [default: solo]
+    /// The tier: solo, one process; shared, several nodes with a gate in Redis; or queued, the same with a queue in front of the
+    /// database [default: solo]
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
 
-    /// The Redis server of the gate, for the tier shared: redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// for TLS
+    /// The queue of the tier queued: redis-stream [default: redis-stream]
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+
+    /// The Redis server of the gate, for the tiers shared and queued: redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// for TLS
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
 
@@ -74,6 +79,8 @@ pub struct ServeFlags {
 pub enum Tier {
     Solo,
     Shared,
+    Queued,
+    Shielded,
 }
 
 impl Tier {
@@ -81,6 +88,40 @@ impl Tier {
         match self {
             Self::Solo => "solo",
             Self::Shared => "shared",
+            Self::Queued => "queued",
+            Self::Shielded => "shielded",
+        }
+    }
+
+    /// Whether a queue is in front of the database.
+    pub const fn has_queue(self) -> bool {
+        matches!(self, Self::Queued | Self::Shielded)
+    }
+
+    /// Whether the gate is in Redis.
+    pub const fn has_redis(self) -> bool {
+        matches!(self, Self::Shared | Self::Queued | Self::Shielded)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum QueueKind {
+    RedisStream,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum AnswerAfterSetting {
+    Queue,
+    Ledger,
+}
+
+impl From<AnswerAfterSetting> for AnswerAfter {
+    fn from(setting: AnswerAfterSetting) -> Self {
+        match setting {
+            AnswerAfterSetting::Queue => Self::Queue,
+            AnswerAfterSetting::Ledger => Self::Ledger,
         }
     }
 }
@@ -131,6 +172,8 @@ pub struct Settings {
     admin_listen: String,
     pub allow_load_test: bool,
     redis: Redis,
+    queue: Queue,
+    shield: Shield,
     pub admin: Admin,
     http: Http,
     pub buy: Buy,
@@ -152,6 +195,23 @@ struct Redis {
     assume_noeviction: bool,
     connect_timeout_ms: u64,
     response_timeout_ms: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Queue {
+    kind: QueueKind,
+    answer_after: AnswerAfterSetting,
+    accept_within_ms: u64,
+    consume: bool,
+    allow_without_aof: bool,
+    max_batches: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shield {
+    expiry_ms: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -307,6 +367,7 @@ pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config
         ("database", flags.database.clone()),
         ("data_dir", flags.data_dir.as_deref().map(|path| path.display().to_string())),
         ("tier", serve.tier.clone()),
+        ("queue.kind", serve.queue.clone()),
         ("redis.url", serve.redis.clone()),
         ("listen", serve.listen.clone()),
         ("admin_listen", serve.admin_listen.clone()),
@@ -333,6 +394,9 @@ impl Settings {
         let at_least_one = [
             ("redis.connect_timeout_ms", self.redis.connect_timeout_ms),
             ("redis.response_timeout_ms", self.redis.response_timeout_ms),
+            ("queue.accept_within_ms", self.queue.accept_within_ms),
+            ("shield.expiry_ms", self.shield.expiry_ms),
+            ("queue.max_batches", self.queue.max_batches.into()),
             ("http.max_connections", self.http.max_connections as u64),
             ("http.max_connections_per_address", self.http.max_connections_per_address as u64),
             ("http.head_timeout_ms", self.http.head_timeout_ms),
@@ -530,34 +594,76 @@ impl Settings {
                     quarantine_after,
                 }))
             }
-            Tier::Shared if is_embedded => bail!(
-                "the tier shared has several nodes, and SQLite belongs to one process: set --database to mysql://… or postgres://…"
+            Tier::Shared | Tier::Queued | Tier::Shielded if is_embedded => bail!(
+                "the tier {} has several nodes, and SQLite belongs to one process: set --database to mysql://… or postgres://…",
+                self.tier.as_str()
             ),
-            Tier::Shared if self.redis.url.expose().is_empty() => {
-                bail!("the tier shared has its gate in Redis: set --redis, such as redis://127.0.0.1:6379")
+            Tier::Shared | Tier::Queued | Tier::Shielded if self.redis.url.expose().is_empty() => {
+                bail!(
+                    "the tier {} has its gate in Redis: set --redis, such as redis://127.0.0.1:6379",
+                    self.tier.as_str()
+                )
             }
-            Tier::Shared => {
-                let (redis, assume_noeviction) = (self.redis()?, self.redis.assume_noeviction);
-                let (connect_timeout, response_timeout) = self.redis_timeouts();
-                Ok(TierConfig::Shared(SharedConfig {
-                    redis,
-                    limit_redis: self.redis()?,
-                    limit_timeout: Duration::from_millis(self.limits.redis_timeout_ms),
-                    servers: self.redis_servers()?,
-                    connect_timeout,
-                    response_timeout,
-                    assume_noeviction,
-                    max_batch,
-                    queue_per_sale,
-                    queue_total,
-                    quarantine_after,
-                    reconcile: ReconcileConfig {
-                        interval: Duration::from_millis(self.reconcile.interval_ms),
-                        confirm_after: Duration::from_millis(self.reconcile.confirm_after_ms),
-                    },
-                }))
+            Tier::Shared => Ok(TierConfig::Shared(self.shared()?)),
+            Tier::Queued | Tier::Shielded => {
+                let expiry = Duration::from_millis(self.shield.expiry_ms);
+                let shield = (self.tier == Tier::Shielded).then_some(ShieldConfig { expiry });
+                Ok(TierConfig::Queued(QueuedConfig { shared: self.shared()?, queue: self.stream()?, shield }))
             }
         }
+    }
+
+    fn shared(&self) -> anyhow::Result<SharedConfig> {
+        let Buy { max_batch, queue_per_sale, queue_total, quarantine_after_ms, .. } = self.buy;
+        let (connect_timeout, response_timeout) = self.redis_timeouts();
+        Ok(SharedConfig {
+            redis: self.redis()?,
+            limit_redis: self.redis()?,
+            limit_timeout: Duration::from_millis(self.limits.redis_timeout_ms),
+            servers: self.redis_servers()?,
+            connect_timeout,
+            response_timeout,
+            assume_noeviction: self.redis.assume_noeviction,
+            max_batch,
+            queue_per_sale,
+            queue_total,
+            quarantine_after: Duration::from_millis(quarantine_after_ms),
+            reconcile: ReconcileConfig {
+                interval: Duration::from_millis(self.reconcile.interval_ms),
+                confirm_after: Duration::from_millis(self.reconcile.confirm_after_ms),
+            },
+        })
+    }
+
+    fn stream(&self) -> anyhow::Result<StreamConfig> {
+        let Queue {
+            kind: QueueKind::RedisStream,
+            answer_after,
+            accept_within_ms,
+            consume,
+            allow_without_aof,
+            max_batches,
+        } = self.queue;
+        Ok(StreamConfig {
+            redis: self.redis()?,
+            accept_within: Duration::from_millis(accept_within_ms),
+            answer_after: answer_after.into(),
+            consume,
+            allow_without_aof,
+            max_batches,
+        })
+    }
+
+    /// The settings of a process that records orders and serves no buyers.
+    pub fn for_worker(mut self) -> anyhow::Result<Self> {
+        if !self.tier.has_queue() {
+            bail!(
+                "only the tiers queued and shielded have a queue; this is the tier {}: set --tier queued",
+                self.tier.as_str()
+            );
+        }
+        self.queue.consume = true;
+        Ok(self)
     }
 
     const fn cache(&self) -> CacheConfig {
@@ -579,6 +685,7 @@ impl Settings {
         match (self.ids, tier) {
             (Ids::Snowflake, _) => Ok(IdConfig::Snowflake),
             (Ids::Redis, TierConfig::Shared(shared)) => Ok(IdConfig::Redis(shared.redis.clone())),
+            (Ids::Redis, TierConfig::Queued(queued)) => Ok(IdConfig::Redis(queued.shared.redis.clone())),
             (Ids::Redis, TierConfig::Solo(_)) if self.redis.url.expose().is_empty() => {
                 bail!("ids = \"redis\" needs a Redis: set --redis, such as redis://127.0.0.1:6379")
             }

@@ -15,8 +15,9 @@ pub const BUYING: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted"
 pub const SERVER_GATE: [&str; 5] =
     ["outbox.settle", "rebuild.begun", "rebuild.closed", "rebuild.loading", "rebuild.opened"];
 
-/// Between the ledger's commit and the change of the gate: a sale was created; a sale was edited.
-pub const EDITING: [&str; 2] = ["sale.created", "sale.edited"];
+/// Between the ledger's commit and the change of the gate: a sale was created; a sale was edited; the ledger's cap of a sale was lowered.
+/// `reduce.gate`: the gate has a lower cap, and the ledger's total is not reduced yet.
+pub const EDITING: [&str; 4] = ["sale.created", "sale.edited", "reduce.ledger", "reduce.gate"];
 
 /// Every bug that can be planted:
 ///

@@ -173,6 +173,14 @@ pub fn check_top_up(add: u32) -> Result<(), Vec<Invalid>> {
     Err(vec![Invalid::new("add", format!("must be between 1 and {MAX_STOCK}"))])
 }
 
+/// How many may be taken from a sale at once.
+pub fn check_reduction(remove: u32) -> Result<(), Vec<Invalid>> {
+    if (1..=MAX_STOCK).contains(&remove) {
+        return Ok(());
+    }
+    Err(vec![Invalid::new("remove", format!("must be between 1 and {MAX_STOCK}"))])
+}
+
 impl NewShop {
     pub fn check(&self) -> Result<(), Vec<Invalid>> {
         let mut faults = Vec::new();

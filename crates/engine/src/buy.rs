@@ -1,5 +1,7 @@
 //! Buying: one attempt of a user at a time, through the tier's gate to the ledger, within a deadline.
 
+use std::time::Instant;
+
 use stampede_core::ports::gate::{AdmitRequest, Release};
 use stampede_core::ports::{Decision, RecordOutcome};
 use stampede_core::{Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, UserId, failpoint};
@@ -8,15 +10,15 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::recording::CommitOutcome;
 use crate::retention::is_past_retention;
-use crate::tier::AdmitOutcome;
+use crate::tier::{AdmitOutcome, RollForwardOutcome};
 
 /// How a request to buy was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bought {
     /// A new order, committed in the ledger.
     Created(Order),
-    /// A new order, safe in a queue on its way to the ledger.
-    Accepted(OrderId),
+    /// An order that is safe in a queue on its way to the ledger. `already`: from an earlier request.
+    Accepted { id: OrderId, already: bool },
     /// The order that the buyer has from an earlier request.
     Already(Order),
 }
@@ -25,7 +27,7 @@ impl Bought {
     pub const fn id(&self) -> OrderId {
         match self {
             Self::Created(order) | Self::Already(order) => order.id,
-            Self::Accepted(id) => *id,
+            Self::Accepted { id, .. } => *id,
         }
     }
 
@@ -33,13 +35,13 @@ impl Bought {
     pub const fn order(&self) -> Option<&Order> {
         match self {
             Self::Created(order) | Self::Already(order) => Some(order),
-            Self::Accepted(_) => None,
+            Self::Accepted { .. } => None,
         }
     }
 
     /// Whether the buyer had the order before this request.
     pub const fn is_already(&self) -> bool {
-        matches!(self, Self::Already(_))
+        matches!(self, Self::Already(_) | Self::Accepted { already: true, .. })
     }
 }
 
@@ -54,6 +56,17 @@ enum Attempt {
 }
 
 impl Engine {
+    /// An error if every request to buy would be refused now, so that nothing else is done for it.
+    pub fn can_buy(&self) -> Result<(), Error> {
+        self.tier.can_admit()
+    }
+
+    /// Whether this node may refuse the user with `sold_out` without asking the gate. Neither Redis nor the ledger is asked, so this
+    /// can be decided before the session is checked.
+    pub fn is_sold_out(&self, sale: SaleId, user: UserId) -> bool {
+        self.tier.is_sold_out(sale, user)
+    }
+
     /// Buys one for this user, or returns the order that the user has.
     pub async fn buy(&self, sale: SaleId, user: UserId) -> Result<Bought, Error> {
         let buying = async {
@@ -82,7 +95,11 @@ impl Engine {
                 }
                 self.resolve(user, order, outcome, Bought::Created).await
             }
-            AdmitOutcome::AlreadyHas { order, decision } => self.resolve_held(sale, user, order, decision).await,
+            AdmitOutcome::Accepted => Ok(Attempt::Bought(Bought::Accepted { id: order, already: false })),
+            AdmitOutcome::Recorded(row) => self.resolve_recorded(user, row, Bought::Created).await,
+            AdmitOutcome::AlreadyHas { order, decision, asked_at } => {
+                self.resolve_held(sale, user, order, decision, asked_at).await
+            }
             AdmitOutcome::Refused(refusal) => self.resolve_refusal(sale, user, refusal).await,
         }
     }
@@ -94,6 +111,7 @@ impl Engine {
         user: UserId,
         held: OrderId,
         decision: Decision,
+        asked_at: Instant,
     ) -> Result<Attempt, Error> {
         match self.stores.ledger.order(held).await? {
             Some(order) if order.status.is_live() => Ok(Attempt::Bought(Bought::Already(order))),
@@ -101,10 +119,23 @@ impl Engine {
                 self.tier.gate().release(sale, &[Release { user, order: held, existing: None }]).await?;
                 Ok(Attempt::Again)
             }
-            None => {
-                let outcome = self.tier.roll_forward(sale, AdmitRequest { user, order: held }, decision).await?;
-                self.resolve(user, held, outcome, Bought::Already).await
-            }
+            None => match self.tier.roll_forward(sale, AdmitRequest { user, order: held }, decision, asked_at).await? {
+                RollForwardOutcome::Submitted(outcome) => self.resolve(user, held, outcome, Bought::Already).await,
+                RollForwardOutcome::Accepted => Ok(Attempt::Bought(Bought::Accepted { id: held, already: true })),
+                RollForwardOutcome::Recorded(row) => self.resolve_recorded(user, row, Bought::Already).await,
+            },
+        }
+    }
+
+    /// A consumer has recorded the order: live, or rejected because the ledger knew of an order or a sale that the gate did not.
+    async fn resolve_recorded(&self, user: UserId, row: Order, bought: fn(Order) -> Bought) -> Result<Attempt, Error> {
+        if row.user == user && row.status.is_live() {
+            return Ok(Attempt::Bought(bought(row)));
+        }
+        match self.stores.ledger.live_order(row.sale, user).await? {
+            Some(order) => Ok(Attempt::Bought(Bought::Already(order))),
+            // The consumer releases the mark, after which the gate decides.
+            None => Ok(Attempt::Again),
         }
     }
 

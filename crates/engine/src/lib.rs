@@ -2,9 +2,9 @@
 //!
 //! - [`Engine`] (`engine`): starts a tier, holds its parts, shuts down
 //! - `buy`: a request to buy, from the guard of its buyer to the answer
-//! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/shared`: gate in Redis
+//! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/shared`: gate in Redis; `tier/queued`: and a queue; `tier/shielded`: and a shield
 //! - `batcher`: batches requests, without a timer; `recording`: records a batch until the outcome of each order is known
-//! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `sale_index`, `catalogue_cache`: what they read
+//! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `reduction`: the second step of taking stock away; `sale_index`, `catalogue_cache`: what they read
 //! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code
 //! - `ids`: snowflakes, or numbers of a counter in Redis
@@ -27,6 +27,7 @@ mod proof_of_work;
 mod quarantine;
 mod reconcile;
 mod recording;
+mod reduction;
 mod retention;
 mod sale_index;
 mod sales;
@@ -48,9 +49,12 @@ pub use engine::{Config, Engine, StartError};
 pub use error::Error;
 pub use ids::IdConfig;
 pub use login::{CodeSent, LoggedIn, Sender};
+pub use orders::{OrderView, OrderWatch};
 pub use proof_of_work::{Puzzle, Solution};
 pub use reconcile::{ReconcileReport, Reconciled};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;
-pub use tier::{ReconcileConfig, SharedConfig, SoloConfig, TierConfig};
+pub use tier::{
+    AnswerAfter, QueuedConfig, ReconcileConfig, SharedConfig, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
+};
 pub use token::SessionKeys;

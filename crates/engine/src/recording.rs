@@ -21,6 +21,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 use parking_lot::{Mutex, MutexGuard};
 use stampede_core::ports::{Admitted, LedgerError, OrderLedger, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Clock, Epoch, OrderId, SaleId};
+use stampede_redis::jitter;
 use tokio::sync::Notify;
 
 use crate::alerts::{AlertKind, Alerts};
@@ -157,7 +158,8 @@ impl Recording {
 
     async fn wait(&self, pause: &mut Duration) {
         self.retries.increment(1);
-        tokio::time::sleep(*pause).await;
+        // Nodes that wait for the same database do not try at the same moment.
+        tokio::time::sleep(jitter(*pause)).await;
         *pause = (*pause * 2).min(LONGEST_PAUSE);
     }
 
@@ -264,24 +266,36 @@ impl Recording {
         if tries < TRIES || since.elapsed() < self.quarantine_after || !ledger_works {
             return None;
         }
-        let quarantined_at = self.clock.now();
-        let order = QuarantinedOrder { sale: self.sale, epoch, admitted, error, quarantined_at };
-        match self.ledger.quarantine(&order).await {
-            Ok(recorded) => {
-                tracing::error!(sale = %self.sale, order = %admitted.order, error = order.error, tries, "an order cannot be recorded: quarantined");
-                if recorded == RecordOutcome::Quarantined {
-                    self.quarantined.increment(1);
-                    let (about, message) =
-                        (format!("sale {}", self.sale), format!("an order is in quarantine: {}", order.error));
-                    self.alerts.raise(AlertKind::Quarantined, about, message).await;
-                }
-                Some(recorded)
-            }
+        match self.put_in_quarantine(Pending { epoch, admitted }, error).await {
+            Ok(recorded) => Some(recorded),
             Err(error) => {
                 tracing::error!(order = %admitted.order, error = describe(&error), "cannot write the quarantine; trying again");
                 None
             }
         }
+    }
+
+    /// Puts a suspect into quarantine without further tries.
+    pub(crate) async fn quarantine(&self, pending: Pending) -> Result<RecordOutcome, LedgerError> {
+        let order = pending.admitted.order;
+        let error = self.suspects().get(&order).map(|suspect| suspect.error.clone()).unwrap_or_default();
+        let recorded = self.put_in_quarantine(pending, error).await?;
+        self.suspects().remove(&order);
+        Ok(recorded)
+    }
+
+    async fn put_in_quarantine(&self, pending: Pending, error: String) -> Result<RecordOutcome, LedgerError> {
+        let (Pending { epoch, admitted }, quarantined_at) = (pending, self.clock.now());
+        let order = QuarantinedOrder { sale: self.sale, epoch, admitted, error, quarantined_at };
+        let recorded = self.ledger.quarantine(&order).await?;
+        tracing::error!(sale = %self.sale, order = %admitted.order, error = order.error, "an order cannot be recorded: quarantined");
+        if recorded == RecordOutcome::Quarantined {
+            self.quarantined.increment(1);
+            let (about, message) =
+                (format!("sale {}", self.sale), format!("an order is in quarantine: {}", order.error));
+            self.alerts.raise(AlertKind::Quarantined, about, message).await;
+        }
+        Ok(recorded)
     }
 
     /// Logs the orders that are undecided at shutdown. None of them was confirmed to its buyer.

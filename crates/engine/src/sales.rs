@@ -10,6 +10,7 @@ use stampede_core::{
 use crate::audit::Outcome;
 use crate::engine::Engine;
 use crate::error::{Error, describe};
+use crate::reduction;
 use crate::retention::is_past_retention;
 
 /// A sale and what remains of it now.
@@ -144,6 +145,20 @@ impl Engine {
         .await
     }
 
+    /// Takes stock away, once per request id: as much as is not sold.
+    pub async fn reduce(&self, id: SaleId, remove: u32, request_id: &str) -> Result<Outcome<SaleView>, Error> {
+        shop::check_reduction(remove).map_err(Error::Invalid)?;
+        let edited = self.stores.ledger.reduce(id, remove, request_id, self.clock.now()).await?;
+        if matches!(edited, EditOutcome::Done { .. }) {
+            failpoint::hit("reduce.ledger");
+        }
+        self.apply(id, edited, |status| match status {
+            SaleStatus::Ended => "the sale has ended".to_owned(),
+            _ => "the sale does not have so many".to_owned(),
+        })
+        .await
+    }
+
     /// Applies an edit of the ledger to the gate. `reason` says why it is not legal for a sale of this status.
     async fn apply(
         &self,
@@ -160,11 +175,13 @@ impl Engine {
         };
         failpoint::hit("sale.edited");
         // The ledger has the edit, so after a failure of the gate the outcome is not known. Repeating the request applies it.
-        match self.tier.gate().edit(&sale).await {
+        let cap = match self.tier.gate().edit(&sale).await {
             // A sale that is long over is no longer in the gate.
-            Err(GateError::NotOpen) if is_past_retention(&sale, self.clock.now()) => {}
-            edited => drop(edited.map_err(|_| Error::OutcomeUnknown)?),
-        }
+            Err(GateError::NotOpen) if is_past_retention(&sale, self.clock.now()) => None,
+            edited => edited.map_err(|_| Error::OutcomeUnknown)?,
+        };
+        let completed = reduction::complete(self.stores.ledger.as_ref(), sale, cap, self.clock.now()).await;
+        let sale = completed.map_err(|_| Error::OutcomeUnknown)?;
         self.sale_index.put(sale.clone());
         let view = self.any_sale(id)?;
         Ok(match before {

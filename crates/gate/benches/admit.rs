@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Gate as _, LoadedSale};
+use stampede_core::ports::{Gate as _, GateRecord, LoadedSale};
 use stampede_core::{Admission, OrderId, SaleId, SaleStatus, UserId};
 use stampede_gate::RedisGate;
 use stampede_redis::Client;
@@ -47,7 +47,8 @@ async fn main() -> ExitCode {
     let redis = server::start().expect("a private Redis");
     let timeout = Duration::from_secs(10);
     let client = Client::new(server::url(redis.port()).into(), timeout, timeout).expect("a URL");
-    let gate = RedisGate::new(Arc::new(client), "bench", 1, u32::MAX);
+    let record = GateRecord { ledger_id: "bench".to_owned(), incarnation: 1, replication_id: String::new() };
+    let gate = RedisGate::new(Arc::new(client), &record, u32::MAX);
     gate.load_scripts().await.expect("scripts");
     let hash = server::ask(redis.port(), &["script", "load", SINGLE]).expect("a hash").trim().to_owned();
 

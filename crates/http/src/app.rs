@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::address::Network;
@@ -19,6 +18,7 @@ use stampede_core::UserId;
 use stampede_engine::Engine;
 use stampede_limit::{Counters, Limit, Limiter};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -61,6 +61,22 @@ pub enum Surface {
     Buyers,
     Admin,
     Both,
+    /// Health, readiness and metrics, of a process that serves nothing else.
+    Probes,
+}
+
+impl Surface {
+    pub(crate) const fn serves_buyers(self) -> bool {
+        matches!(self, Self::Buyers | Self::Both)
+    }
+
+    pub(crate) const fn serves_administrators(self) -> bool {
+        matches!(self, Self::Admin | Self::Both)
+    }
+
+    pub(crate) const fn serves_metrics(self) -> bool {
+        !matches!(self, Self::Buyers)
+    }
 }
 
 /// Rate limits. Every route that is not for administrators has one.
@@ -129,7 +145,7 @@ pub struct App {
     /// A permit per concurrent search for shops by name.
     pub(crate) searches: Semaphore,
     pub(crate) readiness: Readiness,
-    draining: AtomicBool,
+    draining: CancellationToken,
 }
 
 impl App {
@@ -142,7 +158,7 @@ impl App {
             searches: Semaphore::new(config.searches_at_once),
             readiness: Readiness::default(),
             security_log: SecurityLog::new(),
-            draining: AtomicBool::new(false),
+            draining: CancellationToken::new(),
             engine,
             config,
             metrics,
@@ -158,12 +174,12 @@ impl App {
         self.administrators.replace(tokens);
     }
 
-    /// Makes `/readyz` respond with 503, so that load balancers send no new requests.
+    /// Makes `/readyz` respond with 503, so that load balancers send no new requests, and ends the streams of events.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::SeqCst);
+        self.draining.cancel();
     }
 
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::SeqCst)
+    pub(crate) const fn draining(&self) -> &CancellationToken {
+        &self.draining
     }
 }

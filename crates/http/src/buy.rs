@@ -15,8 +15,7 @@ use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use metrics::{Counter, counter};
-use serde::Serialize;
-use stampede_core::{Code, OrderId, SaleId, UserId};
+use stampede_core::{Code, Refusal, SaleId, UserId};
 use stampede_engine::{Bought, Error};
 use stampede_limit::rate_limit_key;
 use tokio::time::timeout;
@@ -24,7 +23,7 @@ use tracing::Span;
 
 use crate::app::App;
 use crate::extract::{ClientAddress, RequestId, parse_id, prove};
-use crate::orders::OrderResponse;
+use crate::orders::{OrderResponse, PendingOrderResponse};
 use crate::problem::{Problem, is_logged};
 
 /// The path of [`buy`], as it is named in metrics and in the OpenAPI document.
@@ -37,7 +36,7 @@ pub(crate) fn match_path(method: &Method, uri: &Uri) -> Option<SaleId> {
 }
 
 /// Buys one item of a sale. A repeated request returns the same order.
-#[utoipa::path(post, path = "/v1/sales/{id}/orders", tag = "orders", responses((status = 201, description = "Order created and committed", body = OrderResponse), (status = 200, description = "The buyer already had this order", body = OrderResponse)), security(("buyer" = [])))]
+#[utoipa::path(post, path = "/v1/sales/{id}/orders", tag = "orders", responses((status = 201, description = "Order created and committed", body = OrderResponse), (status = 200, description = "The buyer already had this order", body = OrderResponse), (status = 202, description = "Order accepted, in the tiers `queued` and `shielded`: safe in the queue, and not yet in the ledger. `Location` tells where to ask for it", body = PendingOrderResponse)), security(("buyer" = [])))]
 pub(crate) async fn buy(
     State(app): State<Arc<App>>,
     ClientAddress(client): ClientAddress,
@@ -80,7 +79,8 @@ async fn try_buy<B>(
     client: IpAddr,
     sale: Result<SaleId, Error>,
 ) -> Result<(SaleId, Bought), Error> {
-    let user = timeout(app.config.answer_timeout, authenticate(app, request.headers(), client)).await;
+    let user =
+        timeout(app.config.answer_timeout, authenticate(app, request.headers(), client, sale.as_ref().ok())).await;
     let user = user.unwrap_or(Err(Error::Plain(Code::Unavailable)))?;
     // Frees the connection's read buffer before the wait for the ledger.
     drop(request);
@@ -91,7 +91,7 @@ async fn try_buy<B>(
 
 /// The user of the request's token, within the limits of the address and of the user. Both are checked before the session is read: an
 /// expired token is limited too, before it reaches the ledger.
-async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr) -> Result<UserId, Error> {
+async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr, sale: Option<&SaleId>) -> Result<UserId, Error> {
     let limited = |wait| Error::Limited { wait };
     // Before the token is read, so that attempts with wrong tokens are limited too.
     let by_address = app.limits.buy_per_address.count_local(rate_limit_key(client)).map_err(limited)?;
@@ -104,15 +104,14 @@ async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr) -> Result<
     };
     // An attempt that this node refuses because of its user counts against the address on this node only.
     let by_user = app.limits.buy_per_user.count_local(proven.user).map_err(limited)?;
+    // Nothing before this asks Redis or the ledger, so that a crowd which comes too late costs them nothing.
+    if sale.is_some_and(|&sale| app.engine.is_sold_out(sale, proven.user)) {
+        return Err(Error::Refused(Refusal::SoldOut));
+    }
     by_address.count_shared_with(by_user).await.map_err(limited)?;
+    // Before the session is read: while the gate does not answer, reading it may take long, or burden the database.
+    app.engine.can_buy()?;
     app.engine.authenticate(proven).await
-}
-
-/// The response while an order is on its way to the ledger.
-#[derive(Serialize)]
-struct AcceptedResponse {
-    id: OrderId,
-    sale_id: SaleId,
 }
 
 fn respond(sale: SaleId, bought: &Bought) -> Result<Response, Error> {
@@ -124,13 +123,19 @@ fn respond(sale: SaleId, bought: &Bought) -> Result<Response, Error> {
         Bought::Already(order) => {
             (StatusCode::OK, serde_json::to_writer(&mut body, &OrderResponse::new(order, Some(true))))
         }
-        Bought::Accepted(id) => {
-            (StatusCode::ACCEPTED, serde_json::to_writer(&mut body, &AcceptedResponse { id: *id, sale_id: sale }))
+        Bought::Accepted { id, already } => {
+            let pending = PendingOrderResponse::new(*id, sale, Some(*already));
+            (StatusCode::ACCEPTED, serde_json::to_writer(&mut body, &pending))
         }
     };
     // Serializing numbers and fixed words does not fail. If it did, the order would exist all the same.
     written.map_err(|_| Error::OutcomeUnknown)?;
-    let location = HeaderValue::try_from(format!("/v1/orders/{}", bought.id())).ok();
+    let location = match bought {
+        Bought::Created(order) | Bought::Already(order) => format!("/v1/orders/{}", order.id),
+        // An order that is not in the ledger yet is found by its sale.
+        Bought::Accepted { id, .. } => format!("/v1/orders/{id}?sale={sale}"),
+    };
+    let location = HeaderValue::try_from(location).ok();
     Ok(json_response(status, Body::from(body), location))
 }
 
@@ -180,7 +185,7 @@ impl BuyMetrics {
     fn count(&self, bought: Result<&Bought, &Error>) {
         match bought {
             Ok(Bought::Created(_)) => self.created.increment(1),
-            Ok(Bought::Accepted(_)) => self.accepted.increment(1),
+            Ok(Bought::Accepted { .. }) => self.accepted.increment(1),
             Ok(Bought::Already(_)) => self.already.increment(1),
             Err(error) => {
                 let code = error.code();

@@ -22,7 +22,7 @@ pub(crate) async fn healthz() -> &'static str {
 /// Whether the server is ready for requests. If not, `detail` says why.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "Ready", body = String)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'static str, Problem> {
-    if app.is_draining() {
+    if app.draining().is_cancelled() {
         return Err(Problem::new(Code::Unavailable).detail("shutting down"));
     }
     let engine = app.engine.clone();

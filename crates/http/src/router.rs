@@ -24,7 +24,10 @@ type Route = UtoipaMethodRouter<Arc<App>>;
 /// The routes that are called by the router alone.
 fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
     let mut routes = vec![routes!(operations::healthz), routes!(operations::readyz)];
-    if surface != Surface::Admin {
+    if surface.serves_metrics() {
+        routes.push(routes!(operations::metrics));
+    }
+    if surface.serves_buyers() {
         routes.extend([
             routes!(login::send_code),
             routes!(login::puzzle),
@@ -41,12 +44,12 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(sales::one),
             routes!(orders::list),
             routes!(orders::one),
+            routes!(orders::events),
             routes!(orders::cancel),
         ]);
     }
-    if surface != Surface::Buyers {
+    if surface.serves_administrators() {
         routes.extend([
-            routes!(operations::metrics),
             routes!(admin::audit::log),
             routes!(admin::users::find),
             routes!(admin::users::one),
@@ -66,6 +69,7 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(admin::sales::resume),
             routes!(admin::sales::end),
             routes!(admin::sales::top_up),
+            routes!(admin::sales::reduce),
             routes!(admin::gate::gate),
             routes!(admin::gate::marks),
             routes!(admin::gate::orders_in),
@@ -86,7 +90,7 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
 /// The routes that the service also calls past the router, on the fast path. They have their own timeouts and metrics.
 fn fast_path_routes(surface: Surface, load_test: bool) -> Vec<Route> {
     let mut routes = Vec::new();
-    if surface != Surface::Admin {
+    if surface.serves_buyers() {
         routes.push(routes!(buy::buy));
     }
     if load_test {
@@ -114,7 +118,7 @@ pub(crate) fn build(app: Arc<App>, surface: Surface) -> Router {
     });
     let (router, api) = collect(routed.chain(fast_path_routes(surface, load_test))).split_for_parts();
     let mut router = router.merge(openapi::pages(&openapi::complete(api), app.clone()));
-    if surface != Surface::Admin {
+    if surface.serves_buyers() {
         router = router
             .route("/", get(page::index))
             .route("/assets/app.js", get(page::script))

@@ -51,7 +51,7 @@ enum FastPath {
 impl HttpService {
     pub fn new(app: Arc<App>, surface: Surface) -> Self {
         let router = router::build(app.clone(), surface);
-        Self { app, router, serves_buyers: surface != Surface::Admin }
+        Self { app, router, serves_buyers: surface.serves_buyers() }
     }
 
     pub(crate) fn is_trusted_proxy(&self, address: IpAddr) -> bool {

@@ -48,7 +48,7 @@ impl Recorder {
 
     /// Attempts to cancel an order.
     pub async fn cancel(&self, client: &mut Client, sale: SaleId, buyer: &Buyer, order: OrderId) -> Attempt {
-        let path = format!("/v1/orders/{order}/cancel");
+        let path = format!("/v1/orders/{order}/cancel?sale={sale}");
         self.send(client, &path, Action::Cancel, (sale, buyer, Some(order))).await
     }
 

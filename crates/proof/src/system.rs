@@ -41,11 +41,37 @@ pub enum SystemError {
 
 type Result<T> = std::result::Result<T, SystemError>;
 
+/// Builds the command of a node that serves on the given address, or on any free one.
+type BuildCommand = Box<dyn Fn(Option<SocketAddr>) -> Command + Send>;
+
 /// A node that this process started. It can be killed and started again at the same address.
 pub struct Node {
     process: Process,
     address: SocketAddr,
-    command: Box<dyn Fn(Option<SocketAddr>) -> Command + Send>,
+    command: BuildCommand,
+}
+
+/// A process that records orders, to be started when everything is measured, so that it takes no part in that.
+pub struct LateConsumer {
+    command: BuildCommand,
+    started: Option<Process>,
+}
+
+impl LateConsumer {
+    pub fn new(command: impl Fn(Option<SocketAddr>) -> Command + Send + 'static) -> Self {
+        Self { command: Box::new(command), started: None }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.started = Some(start((self.command)(None))?.0);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LateConsumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LateConsumer").field("started", &self.started.is_some()).finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for Node {
@@ -110,6 +136,7 @@ pub struct System {
     pub token: String,
     /// Empty if the system was already running.
     pub nodes: Vec<Node>,
+    pub late_consumer: Option<LateConsumer>,
     /// `None`: the ledger is read through the administration routes.
     pub ledger: Option<Arc<dyn Ledger>>,
 }
@@ -335,7 +362,17 @@ impl System {
             let lines = check::check(&evidence, history, rules);
             return Ok((evidence, lines));
         }
-        check::poll(polling, rules, history, async || self.evidence_of(sales).await).await
+        let deadline = Instant::now() + polling.duration;
+        let gather = async || loop {
+            match self.evidence_of(sales).await {
+                // For a moment a node cannot tell: its gate is being rebuilt, or a server does not answer.
+                Err(SystemError::Refused { status: 503, .. }) if Instant::now() < deadline => {
+                    tokio::time::sleep(polling.interval).await;
+                }
+                gathered => return gathered,
+            }
+        };
+        check::poll(polling, rules, history, gather).await
     }
 
     /// Some live orders of a sale with their users.
@@ -386,7 +423,7 @@ impl System {
             released: 0,
         };
         let quarantine = quarantine.iter().filter(|(sale, _)| *sale == id).map(|(_, order)| *order).collect();
-        Ok(SaleRecords { sale, orders, quarantine, pending_releases: Vec::new(), top_ups: Vec::new() })
+        Ok(SaleRecords { sale, orders, quarantine, pending_releases: Vec::new(), stock_changes: Vec::new() })
     }
 
     /// The ids of all sales, newest first.
@@ -418,6 +455,11 @@ impl System {
             Some((bound.replace("+Inf", "inf").parse().ok()?, count.parse().ok()?))
         };
         Ok(text.lines().filter_map(bucket).collect())
+    }
+
+    /// Starts the consumer that took no part in what was measured, if there is one.
+    pub(crate) fn start_late_consumer(&mut self) -> Result<()> {
+        self.late_consumer.as_mut().map_or(Ok(()), LateConsumer::start)
     }
 
     /// The processor time of the nodes so far, or `None` if this process did not start them.

@@ -79,6 +79,12 @@ impl Client {
         self.state.read().generation
     }
 
+    /// The number of the present connection, which [`connection_count`](Self::connection_count) has counted; `None` while there is none.
+    pub fn current_connection(&self) -> Option<u64> {
+        let state = self.state.read();
+        state.connection.as_ref().map(|_| state.generation)
+    }
+
     /// Sends a command.
     ///
     /// # Errors

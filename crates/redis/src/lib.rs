@@ -6,7 +6,7 @@
 //! - `cluster`: commands to a cluster. Only commands that a node refused to execute are sent again.
 //! - `pipeline`: batches commands that arrive while others are in flight.
 //! - [`Script`]: a Lua script, called by its hash.
-//! - [`Backoff`]: the delay between retries.
+//! - [`Backoff`]: the delay between retries; [`jitter`]: spreads delays.
 
 #![warn(missing_docs)]
 
@@ -19,7 +19,7 @@ mod script;
 mod servers;
 mod tls;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, jitter};
 pub use client::Client;
 pub use error::{CommandError, EvalShaError, timeout_error};
 pub use script::Script;

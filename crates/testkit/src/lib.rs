@@ -1,7 +1,7 @@
 //! For tests: private temporary servers, child processes that end with the test, a TCP proxy that injects faults, an HTTP client. A
 //! dev-dependency only: what `stampede bench` needs too is part of `stampede-proof` and re-exported here.
 //!
-//! - [`process`], [`mariadb`], [`postgres`], [`Client`]: re-exported from `stampede-proof`
+//! - [`process`], [`mariadb`], [`postgres`], [`rabbitmq`], [`Client`]: re-exported from `stampede-proof`
 //! - [`redis`]: Redis servers: standalone, with a replica and a sentinel, as a cluster; with TLS
 //! - [`fake_clock`]: a clock for servers that a test can set
 //! - [`proxy`]: a TCP proxy that closes connections, delays, stops reading, drops responses
@@ -20,5 +20,5 @@ pub use proxy::Proxy;
 pub use soak::count;
 pub use stampede_proof::http::{Client, Exchange, Reply, observe};
 pub use stampede_proof::process::{self, Process};
-pub use stampede_proof::servers::{Server, mariadb, postgres};
+pub use stampede_proof::servers::{Server, free_port, mariadb, postgres, rabbitmq};
 pub use wait::until;

@@ -1,4 +1,4 @@
-//! A TCP proxy that can close connections, delay data, stop reading and drop responses.
+//! A TCP proxy that can close connections, delay data, stop reading, drop responses, and lead to another server.
 
 use std::io::Result;
 use std::net::SocketAddr;
@@ -28,6 +28,7 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
+    target: Arc<watch::Sender<SocketAddr>>,
     fault: Arc<watch::Sender<Fault>>,
     /// A change closes every present connection.
     cuts: Arc<watch::Sender<u64>>,
@@ -39,22 +40,32 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?;
+        let target = Arc::new(watch::Sender::new(target));
         let fault = Arc::new(watch::Sender::new(Fault::None));
         let cuts = Arc::new(watch::Sender::new(0));
-        let (faults, cutting) = (fault.clone(), cuts.clone());
+        let (targets, faults, cutting) = (target.clone(), fault.clone(), cuts.clone());
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let faults = faults.subscribe();
                 if *faults.borrow() != Fault::Cut {
-                    tokio::spawn(forward_both(client, target, faults, cutting.subscribe()));
+                    // Subscribed first: a connection that is opened while the target changes is closed, or leads to the new one.
+                    let cuts = cutting.subscribe();
+                    let target = *targets.borrow();
+                    tokio::spawn(forward_both(client, target, faults, cuts));
                 }
             }
         });
-        Ok(Self { address, fault, cuts, task })
+        Ok(Self { address, target, fault, cuts, task })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Leads new connections to another server, and closes the present ones.
+    pub fn set_target(&self, target: SocketAddr) {
+        self.target.send_replace(target);
+        self.cut_all();
     }
 
     /// Closes every present connection. New ones are accepted.

@@ -12,16 +12,30 @@ use stampede_proof::process::pause;
 use stampede_proof::servers::redis::{client, ready};
 use stampede_proof::servers::{Server, run};
 
-pub use stampede_proof::servers::redis::{start_with, url};
+use crate::FakeClock;
+
+pub use stampede_proof::servers::redis::{start_with, start_with_env, url};
 
 /// The name of the master in the sentinel's configuration.
 pub const MASTER: &str = "main";
 /// How long replication or a cluster may take to form.
 const FORMATION_TIMEOUT: Duration = Duration::from_secs(60);
 
+const NOT_PERSISTENT: &[&str] = &["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"];
+
 /// A server without persistence.
 pub fn start() -> Result<Server> {
-    start_with(&["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"])
+    start_with(NOT_PERSISTENT)
+}
+
+/// A server without persistence whose clock the test sets.
+pub fn start_with_clock(clock: &FakeClock) -> Result<Server> {
+    let mut environment = clock.environment();
+    for (_, value) in environment.iter_mut().filter(|(name, _)| *name == "LD_PRELOAD") {
+        // With the allocator of libc: jemalloc reads the clock before libfaketime can be initialized, which needs memory for that.
+        value.push(":libc.so.6");
+    }
+    start_with_env(NOT_PERSISTENT, environment)
 }
 
 /// A server that syncs every write to disk before it replies.
@@ -41,9 +55,7 @@ pub fn start_replicated() -> Result<Replicated> {
     let master = start()?;
     let master_port = master.port().to_string();
     let replica = start_with(&["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &master_port])?;
-    wait_until("the replica is connected", || {
-        Ok(ask(replica.port(), &["info", "replication"])?.contains("master_link_status:up"))
-    })?;
+    wait_until_replicating(&replica)?;
     let prepare = move |directory: &Path| {
         let config = format!(
             "sentinel monitor {MASTER} 127.0.0.1 {master_port} 1\n\
@@ -64,6 +76,23 @@ pub fn start_replicated() -> Result<Replicated> {
         Ok(replicas.contains(&replica.port().to_string()))
     })?;
     Ok(Replicated { master, replica, sentinel })
+}
+
+/// Makes a server the replica of the one at this port, and waits until it has copied its data.
+pub fn replicate(replica: &Server, master_port: u16) -> Result<()> {
+    ask(replica.port(), &["replicaof", "127.0.0.1", &master_port.to_string()])?;
+    wait_until_replicating(replica)
+}
+
+/// Makes a replica a master.
+pub fn promote(replica: &Server) -> Result<()> {
+    ask(replica.port(), &["replicaof", "no", "one"]).map(drop)
+}
+
+fn wait_until_replicating(replica: &Server) -> Result<()> {
+    wait_until("the replica is connected", || {
+        Ok(ask(replica.port(), &["info", "replication"])?.contains("master_link_status:up"))
+    })
 }
 
 /// A cluster of three masters without replicas.

@@ -42,6 +42,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
         assert_eq!(client.get(path, VIEWER).await.unwrap().status, 200, "{path}");
     }
     let top_up = json!({ "add": 1, "request_id": "r" });
+    let reduce = json!({ "remove": 1, "request_id": "r" });
     let shop_body = json!({ "type_id": "1", "name": "S" });
     let changes = [
         ("shops".to_owned(), &shop_body),
@@ -49,6 +50,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
         (format!("sales/{sale}/resume"), &Value::Null),
         (format!("sales/{sale}/end"), &Value::Null),
         (format!("sales/{sale}/top-ups"), &top_up),
+        (format!("sales/{sale}/reduce"), &reduce),
     ];
     for (path, body) in &changes {
         let reply = client.post(&format!("/admin/v1/{path}"), VIEWER, body).await.unwrap();
@@ -60,7 +62,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
     for (path, body) in &changes[1..] {
         client.post(&format!("/admin/v1/{path}"), SECOND, body).await.unwrap();
     }
-    let log = client.get("/admin/v1/audit?limit=4", VIEWER).await.unwrap().json();
+    let log = client.get("/admin/v1/audit?limit=5", VIEWER).await.unwrap().json();
     let line = |action: &Value| {
         let text = |member: &str| action[member].as_str().unwrap().to_owned();
         format!("{} {} {}: {}", text("actor"), text("action"), text("target"), text("outcome"))
@@ -69,6 +71,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
     assert_eq!(
         lines,
         [
+            format!("omar reduce sale {sale}: illegal_step"),
             format!("omar top_up sale {sale}: illegal_step"),
             format!("omar end sale {sale}: done"),
             format!("omar resume sale {sale}: done"),

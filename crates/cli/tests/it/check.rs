@@ -251,7 +251,7 @@ fn unreadable_database_is_not_checkable() {
 async fn check_does_not_migrate_the_database() {
     let storage = migrated();
     let database = storage.path().join("stampede.db");
-    corrupt(&database, "DELETE FROM _sqlx_migrations; DROP TABLE top_up; PRAGMA journal_mode = DELETE").await;
+    corrupt(&database, "DELETE FROM _sqlx_migrations; DROP TABLE stock_change; PRAGMA journal_mode = DELETE").await;
     let before = std::fs::read(&database).unwrap();
     let output = check(storage.path(), None);
     assert_eq!(output.status.code(), Some(2));

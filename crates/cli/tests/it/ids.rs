@@ -57,8 +57,7 @@ async fn nodes_share_a_counter_in_redis(kind: Kind) {
     .await;
     nodes.storm(&history, sale, &everyone, 2).await;
     assert!(are_from_the_counter(&history));
-    let shops: Vec<&Shop> = nodes.shops.iter().collect();
-    assert_eq!(verify(&history, &nodes.storages[0], &shops, sale).await, 20);
+    assert_eq!(nodes.verify(&history, sale).await, 20);
     for shop in nodes.shops {
         assert!(shop.stop().success());
     }

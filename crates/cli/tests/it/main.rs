@@ -1,11 +1,13 @@
 //! End-to-end tests: the built binary, real sockets, a real database.
 //!
-//! - `shop`: a running server with buyers, and the verification of what they received
+//! - `shop`: a running server with buyers, and the verification of what they received; `cluster`: nodes of the tier `shared` with
+//!   faulty surroundings
 //! - `contract`: every response in any test is compared with the OpenAPI document; `fuzz`: hostile requests generated from it
 //! - `storm`: many concurrent buyers; `crash`: the same with SIGKILL and aborts; `chaos`: random faults for `CHAOS_MINUTES`
 //! - `nodes`: two processes on one database; `outage`: the database is killed, disconnected, slow; the disk is full
 //! - `shared`: the tier `shared`, several processes with a gate in Redis; `shared_cache`: their caches; `shared_limits`: their rate
-//!   limits; `recovery`: differences are repaired; `redis_tls`: with TLS and a password; `ids`: ids from Redis
+//!   limits; `recovery`: Redis, nodes, the database and clocks fail; `rebuild`: when the gate is rebuilt; `reduce`: stock is taken away; `redis_tls`: with TLS and a password; `ids`: ids from Redis
+//! - `queued`: the tier `queued`, with a queue in front of the database; `shielded`: nodes refuse by themselves after the sell-out
 //! - `quarantine`: orders that the database rejects
 //! - `proof`: the load test, and that planted bugs are detected; `check`: `stampede check`
 //! - `durability`: no confirmation before the write-ahead log is synced
@@ -42,6 +44,7 @@ mod attack;
 mod buyers;
 mod chaos;
 mod check;
+mod cluster;
 mod commands;
 mod contract;
 mod costly;
@@ -59,12 +62,16 @@ mod nodes;
 mod outage;
 mod proof;
 mod quarantine;
+mod queued;
+mod rebuild;
 mod recovery;
 mod redis_tls;
+mod reduce;
 mod sessions;
 mod shared;
 mod shared_cache;
 mod shared_limits;
+mod shielded;
 mod shop;
 mod storm;
 mod webhook;

@@ -33,7 +33,7 @@ pub struct Nodes {
 /// A node's command.
 fn node(storage: &Storage, redis: &Server) -> Command {
     let mut command = command(storage);
-    command.args(["--tier", "shared", "--redis", &redis::url(redis.port())]);
+    command.args(["--redis", &redis::url(redis.port())]).env("STAMPEDE__TIER", "shared");
     command
 }
 
@@ -44,7 +44,12 @@ impl Nodes {
 
     /// Starts nodes whose commands are changed by `change`, which gets the number of the node.
     pub fn start_with(kind: Kind, count: usize, change: impl Fn(usize, Command) -> Command) -> Self {
-        let (server, redis) = (kind.server().unwrap(), redis::start().unwrap());
+        Self::start_on(kind, redis::start().unwrap(), count, change)
+    }
+
+    /// Starts nodes on this Redis.
+    pub fn start_on(kind: Kind, redis: Server, count: usize, change: impl Fn(usize, Command) -> Command) -> Self {
+        let server = kind.server().unwrap();
         let url = kind.create_database(server, server.port());
         let storages: Vec<_> = (0..count).map(|_| Storage::with(Some(url.clone()))).collect();
         let shops =
@@ -65,7 +70,7 @@ impl Nodes {
     }
 
     /// Waits until every node has the sale open in the gate. After a rebuild by one node the others follow.
-    async fn wait_until_open(&self, sale: SaleId) {
+    pub async fn wait_until_open(&self, sale: SaleId) {
         let path = format!("/admin/v1/sales/{sale}/gate");
         for shop in &self.shops {
             shop.wait_for_sale(sale).await;
@@ -76,7 +81,7 @@ impl Nodes {
         }
     }
 
-    async fn verify(&self, history: &Recorder, sale: SaleId) -> usize {
+    pub async fn verify(&self, history: &Recorder, sale: SaleId) -> usize {
         self.wait_until_open(sale).await;
         let nodes: Vec<&Shop> = self.shops.iter().collect();
         verify(history, &self.storages[0], &nodes, sale).await
@@ -93,7 +98,7 @@ impl Nodes {
 }
 
 /// Every buyer tries on every node, `tries` times, or until the node is down.
-async fn storm(nodes: &[SocketAddr], history: &Arc<Recorder>, sale: SaleId, buyers: &[Buyer], tries: u64) {
+pub async fn storm(nodes: &[SocketAddr], history: &Arc<Recorder>, sale: SaleId, buyers: &[Buyer], tries: u64) {
     let start = Arc::new(Barrier::new(buyers.len() * nodes.len()));
     let tasks: Vec<_> = buyers
         .iter()
@@ -297,7 +302,7 @@ async fn a_paused_node_does_nothing_twice(kind: Kind) {
 }
 
 /// The number of entries in the streams that match a pattern.
-fn entries(redis: &Server, pattern: &str) -> u64 {
+pub fn entries(redis: &Server, pattern: &str) -> u64 {
     let keys = redis::ask(redis.port(), &["keys", pattern]).unwrap();
     keys.lines().map(|key| redis::ask(redis.port(), &["xlen", key]).unwrap().trim().parse::<u64>().unwrap()).sum()
 }
@@ -407,7 +412,7 @@ fn without_demo(command: &Command) -> Command {
 }
 
 /// Runs a command that must fail, and returns its error message.
-fn refused(mut command: Command) -> String {
+pub fn refused(mut command: Command) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
     assert!(!status.success());
     String::from_utf8(stderr).unwrap()

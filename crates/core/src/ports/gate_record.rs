@@ -16,6 +16,9 @@ pub struct GateRecord {
     pub ledger_id: String,
     /// Rises with every rebuild.
     pub incarnation: u64,
+    /// The replication id of the server on which the incarnation was opened; empty if it is not known. A server with another one has
+    /// another history, even if it has the scripts of the incarnation.
+    pub replication_id: String,
 }
 
 /// The result of claiming a tier.
@@ -35,9 +38,9 @@ pub trait GateRecords: Send + Sync {
     /// of the tier replaces the incarnation, because the gate of the earlier time is out of date.
     async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome>;
 
-    /// Begins a rebuild: replaces the incarnation `from` by the next one, which is returned, and marks the sales that end after
-    /// `end_after` as closing. `None` if the incarnation is another by now.
-    async fn begin_rebuild(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>>;
+    /// Begins a rebuild on the server with this replication id: replaces the incarnation `from` by the next one, which is returned, and
+    /// marks the sales that end after `end_after` as closing. `None` if the incarnation is another by now.
+    async fn begin_rebuild(&self, from: u64, replication_id: &str, end_after: Timestamp) -> Result<Option<u64>>;
 
     /// Gives a sale the next epoch, marks it as loading, and reads its live orders, in one transaction. `None` if the incarnation is
     /// another by now, or there is no such sale.

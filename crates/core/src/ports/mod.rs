@@ -40,7 +40,7 @@ pub use orders::{
     Admitted, DiscardOutcome, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome, TransitionOutcome,
 };
 pub use reconcile::{ReconcileLog, ReconcileRow};
-pub use sales::{AddedStock, EditOutcome, LoadedSale, SaleDraft, SaleLedger, SaleRecords};
+pub use sales::{EditOutcome, LoadedSale, SaleDraft, SaleLedger, SaleRecords, StockChange};
 
 type Source = Box<dyn StdError + Send + Sync>;
 

@@ -120,6 +120,9 @@ pub trait OrderLedger: Send + Sync {
 
     async fn order(&self, id: OrderId) -> Result<Option<Order>>;
 
+    /// The orders with these ids, as far as they exist, in no particular order.
+    async fn orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>>;
+
     /// The user's live order in a sale.
     async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>>;
 

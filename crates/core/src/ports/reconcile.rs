@@ -33,9 +33,9 @@ pub trait ReconcileLog: Send + Sync {
     /// The lines below `before`, newest first.
     async fn reconciled(&self, before: Option<i64>, limit: u32) -> Result<Vec<ReconcileRow>>;
 
-    /// Sets cap and total of a sale to the cap of the gate, if the version is still this one and the total does not rise. Returns whether
-    /// it did.
-    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32) -> Result<bool>;
+    /// Sets cap and total of a sale to the cap of the gate, but not below what is sold, if the version is still this one and the total
+    /// does not rise. This completes reductions. Returns the resulting cap, or `None` if nothing was changed.
+    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32, now: Timestamp) -> Result<Option<u32>>;
 
     /// Raises the version of a sale if it is still this one, so that an edit with the ledger's values replaces those of the gate. Returns
     /// whether it did.

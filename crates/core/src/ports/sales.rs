@@ -36,14 +36,20 @@ pub struct SaleRecords {
     pub orders: Vec<OrderRow>,
     pub quarantine: Vec<(UserId, OrderId)>,
     pub pending_releases: Vec<OrderId>,
-    pub top_ups: Vec<AddedStock>,
+    pub stock_changes: Vec<StockChange>,
 }
 
-/// Stock that was added to a sale after it was created.
+/// Stock that was added to a sale after it was created, or taken from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AddedStock {
-    pub at: Timestamp,
-    pub added: u32,
+pub struct StockChange {
+    /// When it was asked for.
+    pub asked_at: Timestamp,
+    /// When the total was changed. A reduction holds in the gate before that.
+    pub done_at: Timestamp,
+    /// By how much the total has changed: 0 for a reduction that is not completed.
+    pub added: i64,
+    /// Whether it raised the version of the sale.
+    pub is_edit: bool,
 }
 
 /// A sale to be created.
@@ -83,4 +89,8 @@ pub trait SaleLedger: Send + Sync {
 
     /// Adds stock, once per request id.
     async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome>;
+
+    /// Lowers the cap, once per request id. The total stays until the gate has taken the cap
+    /// ([`ReconcileLog::adopt_cap`](super::ReconcileLog::adopt_cap)): until then it may admit orders above it.
+    async fn reduce(&self, sale: SaleId, remove: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome>;
 }

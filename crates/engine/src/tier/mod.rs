@@ -2,19 +2,24 @@
 //!
 //! - [`solo`]: the gate is in this process, and the ledger has the order before the buyer is answered
 //! - [`shared`]: many nodes, one gate in Redis, and the ledger has the order before the buyer is answered
+//! - [`queued`]: many nodes, one gate in Redis, and a queue has the order before the buyer is answered
+//! - [`shielded`]: as `queued`, and each node refuses by itself what comes after the sell-out
 
 mod per_sale;
+mod queued;
 mod shared;
+mod shielded;
 mod solo;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Decision, Gate, Ledger, LedgerError};
-use stampede_core::{Clock, OrderId, Refusal, Sale, SaleId};
+use stampede_core::{Clock, Order, OrderId, Refusal, Sale, SaleId, UserId};
 use stampede_limit::Counters;
 use stampede_lock::Locks;
 
@@ -29,8 +34,11 @@ use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
 use crate::shared_sessions::SharedSessions;
 
+pub(crate) use queued::outcomes::OrderWait;
+pub use queued::{AnswerAfter, QueuedConfig, StreamConfig};
 pub(crate) use shared::gate_record;
 pub use shared::{ReconcileConfig, SharedConfig};
+pub use shielded::ShieldConfig;
 pub use solo::SoloConfig;
 
 /// Which tier, and its settings.
@@ -38,6 +46,7 @@ pub use solo::SoloConfig;
 pub enum TierConfig {
     Solo(SoloConfig),
     Shared(SharedConfig),
+    Queued(QueuedConfig),
 }
 
 impl TierConfig {
@@ -46,8 +55,19 @@ impl TierConfig {
         match self {
             Self::Solo(_) => "solo",
             Self::Shared(_) => "shared",
+            Self::Queued(QueuedConfig { shield: None, .. }) => "queued",
+            Self::Queued(_) => "shielded",
         }
     }
+}
+
+/// How the orders of a gate in Redis get to the ledger.
+#[derive(Debug, Clone)]
+enum Delivery {
+    /// The node that admitted them records them, before it answers the buyers.
+    Commit,
+    /// Consumers read them from the outbox.
+    Stream(StreamConfig),
 }
 
 /// What a tier shares with the rest of the engine.
@@ -74,12 +94,28 @@ pub(crate) enum AdmitOutcome {
         decision: Decision,
         outcome: CommitOutcome,
     },
-    /// The buyer holds a mark for this order.
+    /// The gate admitted the order, and it is safe in the queue.
+    Accepted,
+    /// The gate admitted the order, and this is its row in the ledger.
+    Recorded(Order),
+    /// The buyer holds a mark for this order. The gate was asked at `asked_at`.
     AlreadyHas {
         order: OrderId,
         decision: Decision,
+        asked_at: Instant,
     },
     Refused(Refusal),
+}
+
+/// The answer of [`Tier::roll_forward`].
+#[derive(Debug)]
+pub(crate) enum RollForwardOutcome {
+    /// The ledger was asked to record the order.
+    Submitted(CommitOutcome),
+    /// The order is safe in the queue.
+    Accepted,
+    /// The order's row in the ledger.
+    Recorded(Order),
 }
 
 #[async_trait]
@@ -87,8 +123,21 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Decides on one request to buy. An order that is admitted reaches the ledger even if the caller goes away.
     async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error>;
 
-    /// Records an order that has a mark and no row, because it is on its way or its caller went away.
-    async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error>;
+    /// Sees to it that an order is recorded that has a mark and no row, because it is on its way or its caller went away. The gate was
+    /// asked for the mark at `asked_at`.
+    async fn roll_forward(
+        &self,
+        sale: SaleId,
+        held: AdmitRequest,
+        decision: Decision,
+        asked_at: Instant,
+    ) -> Result<RollForwardOutcome, Error>;
+
+    /// The order of this user that is on its way to the ledger, in tiers with a queue.
+    async fn pending_order(&self, sale: SaleId, user: UserId) -> Result<Option<OrderId>, Error>;
+
+    /// Waits for an order that is on its way to the ledger; `None` in tiers without a queue.
+    fn wait_for_order(&self, sale: SaleId, order: OrderId) -> Result<Option<OrderWait>, Error>;
 
     /// Finds a sale that another process has created, puts it into the sale index, and lets requests for it through to the gate if it is
     /// open there.
@@ -103,11 +152,17 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// The gate of all sales.
     fn gate(&self) -> &dyn Gate;
 
+    /// Whether this node may refuse the user with `sold_out` without asking the gate.
+    fn is_sold_out(&self, sale: SaleId, user: UserId) -> bool;
+
     /// What is left of a sale, as far as this process knows; `None` if the gate has no such sale.
     fn remaining(&self, sale: SaleId) -> Option<u32>;
 
     /// Whether the gate knows every live order. If it does not, a buyer who is refused may have an order in the ledger.
     fn is_authoritative(&self) -> bool;
+
+    /// An error if requests to buy would be refused because of the gate, whatever they ask for. Answers at once.
+    fn can_admit(&self) -> Result<(), Error>;
 
     /// Whether requests to buy can be served, as far as the gate is concerned.
     fn ready(&self) -> Result<(), Error>;
@@ -148,6 +203,7 @@ pub(crate) async fn connect_services(
             locks: None,
         }),
         TierConfig::Shared(config) => shared::services(config, cache, ledger).await,
+        TierConfig::Queued(config) => shared::services(&config.shared, cache, ledger).await,
     }
 }
 
@@ -155,6 +211,9 @@ pub(crate) async fn connect_services(
 pub(crate) async fn start(config: TierConfig, context: Context) -> Result<Arc<dyn Tier>, StartError> {
     match config {
         TierConfig::Solo(config) => Ok(solo::Solo::start(config, context).await?),
-        TierConfig::Shared(config) => Ok(shared::Shared::start(config, context).await?),
+        TierConfig::Shared(config) => Ok(shared::Shared::start(config, Delivery::Commit, None, context).await?),
+        TierConfig::Queued(config) => {
+            Ok(shared::Shared::start(config.shared, Delivery::Stream(config.queue), config.shield, context).await?)
+        }
     }
 }

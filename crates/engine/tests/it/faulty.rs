@@ -104,6 +104,10 @@ impl OrderLedger for Faulty {
         self.inner.order(id).await
     }
 
+    async fn orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>> {
+        self.inner.orders_with(ids).await
+    }
+
     async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>> {
         self.inner.live_order(sale, user).await
     }
@@ -154,6 +158,10 @@ impl SaleLedger for Faulty {
     async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
         self.inner.top_up(sale, add, request_id, now).await
     }
+
+    async fn reduce(&self, sale: SaleId, remove: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
+        self.inner.reduce(sale, remove, request_id, now).await
+    }
 }
 
 #[async_trait]
@@ -166,8 +174,8 @@ impl GateRecords for Faulty {
         self.inner.claim_tier(holder, tier).await
     }
 
-    async fn begin_rebuild(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>> {
-        self.inner.begin_rebuild(from, end_after).await
+    async fn begin_rebuild(&self, from: u64, replication_id: &str, end_after: Timestamp) -> Result<Option<u64>> {
+        self.inner.begin_rebuild(from, replication_id, end_after).await
     }
 
     async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>> {
@@ -218,8 +226,8 @@ impl ReconcileLog for Faulty {
         self.inner.reconciled(before, limit).await
     }
 
-    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32) -> Result<bool> {
-        self.inner.adopt_cap(sale, version, cap).await
+    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32, now: Timestamp) -> Result<Option<u32>> {
+        self.inner.adopt_cap(sale, version, cap, now).await
     }
 
     async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool> {

@@ -12,31 +12,42 @@
 //!
 //! The text of the scripts contains the id of the ledger and the incarnation, a number of the ledger. They are called by `EVALSHA` only: Redis keeps loaded
 //! scripts neither on disk nor on replicas, so `NOSCRIPT` means that another process answers, which may have lost marks. Only a
-//! rebuild loads the scripts, under a new incarnation.
+//! rebuild loads the scripts, under a new incarnation. A server that was demoted to a replica and promoted again still has the scripts, and
+//! perhaps an older copy of the marks; but then it has another replication id than the ledger has noted, which is checked with every new
+//! connection.
 
+mod breaker;
+mod consumer;
+mod fullness;
 mod scripts;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use parking_lot::RwLock;
 use redis::{FromRedisValue, Value};
 use stampede_core::ports::gate::{AdmitRequest, Release};
-use stampede_core::ports::{Admitted, Decision, Gate, GateError, LoadedSale, Snapshot};
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, LoadedSale, Snapshot};
 use stampede_core::{
     Admission, Epoch, Money, OrderId, Refusal, Sale, SaleId, SaleStatus, Timestamp, UserId, Window, mark_digest,
 };
 use stampede_redis::{Client, CommandError, EvalShaError, Script};
 
+use self::breaker::Breaker;
+use self::consumer::parse_rows;
+pub use self::fullness::Fullness;
 use self::scripts::Scripts;
 
 /// The consumer group of every outbox.
 const GROUP: &str = "ledger";
 /// Marks that are loaded with one command.
 const LOAD_BATCH: usize = 1000;
+/// Commands that load marks at once, so that Redis does not wait for the next one.
+const CONCURRENT_LOADS: usize = 4;
 /// Loaded marks that no `open` has used are deleted after this time.
 const LOAD_TTL_S: u32 = 3600;
 
@@ -82,13 +93,24 @@ struct OpenSale {
 #[derive(Debug)]
 struct Incarnation {
     number: u64,
+    /// The replication id of the server on which it was opened; empty if any server will do.
+    replication_id: String,
+    /// The connection whose server was found to have this replication id.
+    verified_connection: AtomicU64,
     scripts: Scripts,
     sales: RwLock<HashMap<SaleId, Arc<OpenSale>>>,
 }
 
 impl Incarnation {
-    fn new(ledger: &str, number: u64) -> Arc<Self> {
-        Arc::new(Self { number, scripts: Scripts::new(ledger, number), sales: RwLock::default() })
+    fn new(record: &GateRecord) -> Arc<Self> {
+        Arc::new(Self {
+            number: record.incarnation,
+            replication_id: record.replication_id.clone(),
+            // Connections are counted from 1.
+            verified_connection: AtomicU64::new(0),
+            scripts: Scripts::new(&record.ledger_id, record.incarnation),
+            sales: RwLock::default(),
+        })
     }
 
     fn find(&self, sale: SaleId) -> Option<Arc<OpenSale>> {
@@ -107,6 +129,7 @@ impl Incarnation {
 /// A gate in Redis, under the incarnation that the ledger calls valid.
 pub struct RedisGate {
     client: Arc<Client>,
+    breaker: Breaker,
     ledger: String,
     /// The most entries in the outbox of a sale.
     outbox_bound: u32,
@@ -114,15 +137,25 @@ pub struct RedisGate {
 }
 
 impl RedisGate {
-    /// A gate of the installation `ledger`. Nothing is sent.
-    pub fn new(client: Arc<Client>, ledger: impl Into<String>, incarnation: u64, outbox_bound: u32) -> Self {
-        let ledger = ledger.into();
-        let current = RwLock::new(Incarnation::new(&ledger, incarnation));
-        Self { client, ledger, outbox_bound, current }
+    /// The gate of the ledger with this record. Nothing is sent.
+    pub fn new(client: Arc<Client>, record: &GateRecord, outbox_bound: u32) -> Self {
+        let current = RwLock::new(Incarnation::new(record));
+        Self { client, breaker: Breaker::new(), ledger: record.ledger_id.clone(), outbox_bound, current }
+    }
+
+    /// Whether Redis answers, as far as this node knows. While it does not, requests to buy should not be sent: the next call of anything
+    /// else finds out whether it does again.
+    pub fn is_answering(&self) -> bool {
+        !self.breaker.is_open()
     }
 
     fn current(&self) -> Arc<Incarnation> {
         self.current.read().clone()
+    }
+
+    /// The id of the ledger, which is a part of every key.
+    pub fn ledger_id(&self) -> &str {
+        &self.ledger
     }
 
     pub fn incarnation(&self) -> u64 {
@@ -130,17 +163,49 @@ impl RedisGate {
     }
 
     /// Replaces an older incarnation. No sale is open under the new one until it is adopted.
-    pub fn set_incarnation(&self, number: u64) {
+    pub fn set_incarnation(&self, record: &GateRecord) {
         let mut current = self.current.write();
-        if current.number < number {
-            *current = Incarnation::new(&self.ledger, number);
+        if current.number < record.incarnation {
+            *current = Incarnation::new(record);
         }
+    }
+
+    /// The replication id of the server. It changes when the server becomes a replica and when a replica becomes the master; also when the
+    /// first replica of a master is attached, and some time after the last one was detached.
+    pub async fn replication_id(&self) -> Result<String, GateError> {
+        let mut command = redis::cmd("INFO");
+        command.arg("replication");
+        let info: String = self.send(command).await?;
+        let id = info.lines().find_map(|line| line.strip_prefix("master_replid:"));
+        Ok(id.ok_or(GateError::Unanswered)?.trim().to_owned())
+    }
+
+    /// Checks that the server is the one on which this incarnation was opened: [`GateError::Lost`] if it is another one, or has been a
+    /// replica since.
+    pub async fn verify_server(&self) -> Result<(), GateError> {
+        self.verify(&self.current()).await
+    }
+
+    async fn verify(&self, incarnation: &Incarnation) -> Result<(), GateError> {
+        if incarnation.replication_id.is_empty() {
+            return Ok(());
+        }
+        // Read before the call: if the connection is replaced during the call, the new one is not verified.
+        let connection = self.client.current_connection();
+        let found = self.replication_id().await?;
+        if found != incarnation.replication_id {
+            tracing::debug!(found, expected = incarnation.replication_id, "Redis has another replication id");
+            incarnation.verified_connection.store(0, Ordering::Relaxed);
+            return Err(GateError::Lost);
+        }
+        incarnation.verified_connection.store(connection.unwrap_or_default(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Loads the scripts of this incarnation. Only a rebuild does this.
     pub async fn load_scripts(&self) -> Result<(), GateError> {
         for script in self.current().scripts.all() {
-            self.client.script_load(script).await.map_err(|error| gate_error(&error))?;
+            self.answered(self.client.script_load(script).await).map_err(|error| gate_error(&error))?;
         }
         Ok(())
     }
@@ -182,7 +247,7 @@ impl RedisGate {
         let current = self.current();
         let Some(open) = current.find(sale) else { return Ok(true) };
         let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
-        let removed: i64 = self.call(&current.scripts.remove, &keys, &[open.epoch.0.to_string()]).await?;
+        let removed: i64 = self.call(&current, &current.scripts.remove, &keys, &[open.epoch.0.to_string()]).await?;
         if removed == 1 {
             current.sales.write().remove(&sale);
         }
@@ -191,8 +256,9 @@ impl RedisGate {
 
     /// Closes a sale at the beginning of a rebuild. `false` if a newer incarnation has it.
     pub async fn close(&self, sale: SaleId, epoch: Epoch) -> Result<bool, GateError> {
-        let closed: i64 =
-            self.call(&self.current().scripts.close, &[self.key(sale, "sale")], &[epoch.0.to_string()]).await?;
+        let current = self.current();
+        let keys = [self.key(sale, "sale")];
+        let closed: i64 = self.call(&current, &current.scripts.close, &keys, &[epoch.0.to_string()]).await?;
         Ok(closed == 1)
     }
 
@@ -205,17 +271,19 @@ impl RedisGate {
         let current = self.current();
         let Some(open) = current.find(sale) else { return Ok(None) };
         let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
-        let mut args = Vec::with_capacity(3 + 2 * requests.len());
+        let mut args = Vec::with_capacity(5 + 2 * requests.len());
         args.push(open.epoch.0.to_string());
         args.push(open.seen_seq.load(Ordering::Relaxed).to_string());
         args.push(self.outbox_bound.to_string());
+        args.push(self.channel());
+        args.push(sale.to_string());
         for request in requests {
             args.push(request.user.to_string());
             args.push(request.order.to_string());
         }
         type Reply = (i64, u64, i64, i64, u32, String, Vec<String>);
         let (now, generation, price, seq, remaining, entry, answers): Reply =
-            self.call(&current.scripts.admit, &keys, &args).await?;
+            self.call(&current, &current.scripts.admit, &keys, &args).await?;
         if answers.len() != requests.len() {
             return Err(GateError::Unanswered);
         }
@@ -243,12 +311,14 @@ impl RedisGate {
         Ok(Some((decisions, EntryId::parse(&entry))))
     }
 
-    /// Removes entries whose orders the ledger has.
-    pub async fn settle_entries(&self, sale: SaleId, entries: &[EntryId]) -> Result<(), GateError> {
-        let mut args = vec![GROUP.to_owned()];
+    /// Removes entries whose orders the ledger has. With `announce`, nodes are told that orders of the sale were recorded.
+    pub async fn settle_entries(&self, sale: SaleId, entries: &[EntryId], announce: bool) -> Result<(), GateError> {
+        let channel = if announce { self.channel() } else { String::new() };
+        let mut args = vec![GROUP.to_owned(), channel, sale.to_string()];
         args.extend(entries.iter().map(EntryId::to_string));
-        let _orders: i64 =
-            self.call(&self.current().scripts.settle, &[self.key(sale, "sale"), self.key(sale, "out")], &args).await?;
+        let current = self.current();
+        let keys = [self.key(sale, "sale"), self.key(sale, "out")];
+        let _orders: i64 = self.call(&current, &current.scripts.settle, &keys, &args).await?;
         Ok(())
     }
 
@@ -258,14 +328,7 @@ impl RedisGate {
         let mut command = redis::cmd("XRANGE");
         command.arg(self.key(sale, "out")).arg(from).arg("+").arg("COUNT").arg(limit);
         let rows: Vec<(String, Vec<String>)> = self.send(command).await?;
-        let entry = |(id, fields): &(String, Vec<String>)| {
-            parse_entry(id, fields).or_else(|| {
-                // It stays in the outbox. Its orders have marks, from which a rebuild records them.
-                tracing::error!(%sale, id, "an entry of the outbox cannot be read");
-                None
-            })
-        };
-        Ok(rows.iter().filter_map(entry).collect())
+        Ok(parse_rows(sale, &rows))
     }
 
     /// Every mark that Redis holds for the sale, with their epoch; `None` if there are none. Also for a sale that is closed.
@@ -313,13 +376,31 @@ impl RedisGate {
         format!("stampede:{}:{{{sale}}}:{part}", self.ledger)
     }
 
-    /// The channel on which nodes listen for sales that have changed. A message is a word and the sale's id, perhaps followed by more.
+    /// The channel on which nodes listen: a message is a word and the sale's id, perhaps followed by more. `reset` and `changed`: the sale
+    /// has changed; `soldout`: nothing is left; `recorded`: orders of it were recorded.
     pub fn channel(&self) -> String {
         format!("stampede:{}:sales", self.ledger)
     }
 
-    async fn call<T: FromRedisValue>(&self, script: &Script, keys: &[String], args: &[String]) -> Result<T, GateError> {
-        let reply = self.client.eval_sha(script, keys, args).await.map_err(|error| match error {
+    async fn call<T: FromRedisValue>(
+        &self,
+        incarnation: &Incarnation,
+        script: &Script,
+        keys: &[String],
+        args: &[String],
+    ) -> Result<T, GateError> {
+        let verified = incarnation.verified_connection.load(Ordering::Relaxed);
+        if self.client.current_connection() != Some(verified) {
+            self.verify(incarnation).await?;
+        }
+        let reply = self.client.eval_sha(script, keys, args).await;
+        match &reply {
+            Err(EvalShaError::Command(CommandError::NotSent(_) | CommandError::Unknown(_))) => {
+                self.breaker.unanswered();
+            }
+            _ => self.breaker.answered(),
+        }
+        let reply = reply.map_err(|error| match error {
             EvalShaError::NoScript => GateError::Lost,
             EvalShaError::Command(error) => gate_error(&error),
         })?;
@@ -330,7 +411,40 @@ impl RedisGate {
     }
 
     async fn send<T: FromRedisValue>(&self, command: redis::Cmd) -> Result<T, GateError> {
-        read(self.client.send(command).await.map_err(|error| gate_error(&error))?)
+        read(self.answered(self.client.send(command).await).map_err(|error| gate_error(&error))?)
+    }
+
+    /// Notes whether Redis has answered.
+    fn answered<T>(&self, reply: Result<T, CommandError>) -> Result<T, CommandError> {
+        match &reply {
+            Err(CommandError::NotSent(_) | CommandError::Unknown(_)) => self.breaker.unanswered(),
+            Ok(_) | Err(CommandError::Refused(_)) => self.breaker.answered(),
+        }
+        reply
+    }
+
+    /// The snapshot, with the generation and the time of Redis of the same moment.
+    async fn snapshot_with_generation(
+        &self,
+        sale: SaleId,
+    ) -> Result<Option<(Snapshot, Epoch, u64, Timestamp)>, GateError> {
+        let current = self.current();
+        let Some(open) = current.find(sale) else { return Ok(None) };
+        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        // Read before the call: an admission that is answered during the call raises it.
+        let seen_seq = open.seen_seq.load(Ordering::Relaxed);
+        type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32, i64);
+        let (version, state, begin, end, cap, generation, seq, marks, entries, pending, now): Reply =
+            self.call(&current, &current.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
+        if seq < seen_seq {
+            return Err(GateError::Lost);
+        }
+        let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
+        let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
+        let (settled, outbox) = (marks.saturating_sub(pending), Some(pending.max(entries)));
+        let snapshot = Snapshot { version, status, window, cap, marks, settled, outbox };
+        open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
+        Ok(Some((snapshot, open.epoch, generation, Timestamp::from_ms(now))))
     }
 
     /// Loads marks under a key of their own, to be renamed by `open`.
@@ -341,14 +455,16 @@ impl RedisGate {
         let mut first = redis::cmd("HSET");
         first.arg(key).arg("#epoch").arg(epoch.0);
         let _added: i64 = self.send(first).await?;
-        for chunk in marks.chunks(LOAD_BATCH) {
+        let chunk = |chunk: &[(UserId, OrderId)]| {
             let mut command = redis::cmd("HSET");
             command.arg(key);
             for (user, order) in chunk {
-                command.arg(user.to_string()).arg(order.to_string());
+                command.arg(user.get()).arg(order.get());
             }
-            let _added: i64 = self.send(command).await?;
-        }
+            self.send::<i64>(command)
+        };
+        let chunks = futures_util::stream::iter(marks.chunks(LOAD_BATCH).map(chunk));
+        chunks.buffer_unordered(CONCURRENT_LOADS).try_for_each(|_added| std::future::ready(Ok(()))).await?;
         let mut expire = redis::cmd("EXPIRE");
         expire.arg(key).arg(LOAD_TTL_S);
         let _set: i64 = self.send(expire).await?;
@@ -422,8 +538,9 @@ impl Gate for RedisGate {
             args.push(order.to_string());
             args.push(existing.map(|order| order.to_string()).unwrap_or_default());
         }
-        let released: Vec<i64> =
-            self.call(&current.scripts.release, &[self.key(sale, "sale"), self.key(sale, "live")], &args).await?;
+        let released: Vec<i64> = self
+            .call(&current, &current.scripts.release, &[self.key(sale, "sale"), self.key(sale, "live")], &args)
+            .await?;
         Ok(released.into_iter().map(|released| released == 1).collect())
     }
 
@@ -441,7 +558,7 @@ impl Gate for RedisGate {
             sale.id.to_string(),
         ];
         let keys = [self.key(sale.id, "sale"), self.key(sale.id, "live")];
-        self.call(&current.scripts.edit, &keys, &args).await.map(Some)
+        self.call(&current, &current.scripts.edit, &keys, &args).await.map(Some)
     }
 
     async fn open(&self, loaded: LoadedSale) -> Result<(), GateError> {
@@ -463,7 +580,7 @@ impl Gate for RedisGate {
             sale.id.to_string(),
         ];
         let current = self.current();
-        let opened: i64 = self.call(&current.scripts.open, &keys, &args).await?;
+        let opened: i64 = self.call(&current, &current.scripts.open, &keys, &args).await?;
         if opened < 0 {
             return Err(GateError::Lost);
         }
@@ -473,23 +590,7 @@ impl Gate for RedisGate {
     }
 
     async fn snapshot(&self, sale: SaleId) -> Result<Option<Snapshot>, GateError> {
-        let current = self.current();
-        let Some(open) = current.find(sale) else { return Ok(None) };
-        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
-        // Read before the call: an admission that is answered during the call raises it.
-        let seen_seq = open.seen_seq.load(Ordering::Relaxed);
-        type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32);
-        let (version, state, begin, end, cap, _generation, seq, marks, entries, pending): Reply =
-            self.call(&current.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
-        if seq < seen_seq {
-            return Err(GateError::Lost);
-        }
-        let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
-        let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
-        let (settled, outbox) = (marks.saturating_sub(pending), Some(pending.max(entries)));
-        let snapshot = Snapshot { version, status, window, cap, marks, settled, outbox };
-        open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
-        Ok(Some(snapshot))
+        Ok(self.snapshot_with_generation(sale).await?.map(|(snapshot, ..)| snapshot))
     }
 
     async fn digest(&self, sale: SaleId) -> Result<Option<(Snapshot, u64)>, GateError> {
@@ -525,6 +626,7 @@ mod tests {
         let script = include_str!("lua/admit.lua");
         for &refusal in Refusal::ALL {
             let letter = refusal_letter(refusal);
+            assert!(!["a", "r", "h", "b"].contains(&letter), "{refusal:?} has the letter of another answer");
             assert_eq!(parse_refusal(letter), Some(refusal), "{refusal:?} shares its letter");
             assert!(script.matches(&format!("'{letter}'")).count() >= 2, "{refusal:?} is not in admit.lua");
         }

@@ -7,7 +7,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stampede_core::ports::Gate;
+use stampede_core::ports::{Gate, GateRecord};
 use stampede_gate::{MemoryGate, RedisGate};
 use stampede_redis::{Client, Servers};
 use stampede_testkit::redis as server;
@@ -47,7 +47,11 @@ conformance!(redis, async {
 const OUTBOX_BOUND: u32 = 10_000;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+fn record(ledger: &str, incarnation: u64, replication_id: &str) -> GateRecord {
+    GateRecord { ledger_id: ledger.to_owned(), incarnation, replication_id: replication_id.to_owned() }
+}
+
 fn redis_gate(port: u16, ledger: &str, incarnation: u64) -> RedisGate {
     let client = Client::new(Servers::Single(server::url(port)), TIMEOUT, TIMEOUT).unwrap();
-    RedisGate::new(Arc::new(client), ledger, incarnation, OUTBOX_BOUND)
+    RedisGate::new(Arc::new(client), &record(ledger, incarnation, ""), OUTBOX_BOUND)
 }

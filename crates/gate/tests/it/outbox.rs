@@ -6,6 +6,7 @@ use stampede_core::*;
 use stampede_gate::RedisGate;
 use stampede_testkit::lua;
 use stampede_testkit::redis as server;
+use stampede_testkit::until;
 
 use crate::conformance::{id, request, sale};
 use crate::redis_gate;
@@ -56,7 +57,7 @@ async fn an_admitted_batch_is_one_entry_until_it_is_settled() {
     assert_eq!(gate.admit_batch(id(), &[request(1, 11)]).await.unwrap().unwrap().1, None);
 
     for _ in 0..2 {
-        gate.settle_entries(id(), &[entry]).await.unwrap();
+        gate.settle_entries(id(), &[entry], false).await.unwrap();
         let snapshot = gate.snapshot(id()).await.unwrap().unwrap();
         assert_eq!((snapshot.marks, snapshot.settled), (2, 2), "settling again changes nothing");
     }
@@ -68,13 +69,13 @@ async fn a_full_outbox_refuses_new_orders_only() {
     let server = server::start().unwrap();
     let client =
         stampede_redis::Client::new(server::url(server.port()).into(), crate::TIMEOUT, crate::TIMEOUT).unwrap();
-    let gate = RedisGate::new(client.into(), "a", 1, 1);
+    let gate = RedisGate::new(client.into(), &crate::record("a", 1, ""), 1);
     gate.load_scripts().await.unwrap();
     open(&gate, 3, Vec::new(), 1).await;
     let (_, entry) = gate.admit_batch(id(), &[request(1, 11)]).await.unwrap().unwrap();
     let held = Admission::AlreadyHas(OrderId::new(11).unwrap());
     assert_eq!(admissions(&gate, &[request(2, 21), request(1, 12)]).await.unwrap(), [Admission::Busy, held]);
-    gate.settle_entries(id(), &[entry.unwrap()]).await.unwrap();
+    gate.settle_entries(id(), &[entry.unwrap()], false).await.unwrap();
     let admitted = Admission::Admitted(OrderId::new(21).unwrap());
     assert_eq!(admissions(&gate, &[request(2, 21)]).await.unwrap(), [admitted]);
 }
@@ -148,8 +149,49 @@ async fn a_sale_is_removed_once_its_outbox_is_empty() {
     open(&gate, 3, Vec::new(), 1).await;
     let (_, entry) = gate.admit_batch(id(), &[request(1, 11)]).await.unwrap().unwrap();
     assert!(!gate.remove(id()).await.unwrap());
-    gate.settle_entries(id(), &[entry.unwrap()]).await.unwrap();
+    gate.settle_entries(id(), &[entry.unwrap()], false).await.unwrap();
     assert!(gate.remove(id()).await.unwrap());
     assert_eq!(server::ask(server.port(), &["dbsize"]).unwrap(), "0");
     assert_eq!(gate.admit(id(), &[request(1, 12)], SystemClock.now()).await.unwrap(), None);
+}
+
+/// A master that was a replica for a while still has the scripts, and the older copy of the server that it replicated.
+#[tokio::test]
+async fn a_server_with_another_history_is_lost() {
+    let (master, copy) = (server::start().unwrap(), server::start().unwrap());
+    let replicate = async |port: u16, of: u16| {
+        server::ask(port, &["replicaof", "127.0.0.1", &of.to_string()]).unwrap();
+        until("it is replicated", async || {
+            server::ask(port, &["info", "replication"]).unwrap().contains("master_link_status:up")
+        })
+        .await;
+    };
+    replicate(copy.port(), master.port()).await;
+    let replication_id = redis_gate(master.port(), "a", 1).replication_id().await.unwrap();
+    let gate = |port: u16| {
+        let client = stampede_redis::Client::new(server::url(port).into(), crate::TIMEOUT, crate::TIMEOUT).unwrap();
+        RedisGate::new(client.into(), &crate::record("a", 1, &replication_id), 10)
+    };
+    let (one, other) = (gate(master.port()), gate(master.port()));
+    one.load_scripts().await.unwrap();
+    open(&one, 3, Vec::new(), 1).await;
+    other.adopt(&sale(3, 1, SaleStatus::OnSale));
+    admissions(&other, &[request(1, 11)]).await.unwrap();
+    until("the copy has the sale", async || {
+        server::ask(copy.port(), &["hexists", "stampede:a:{1}:live", "1"]).unwrap() == "1"
+    })
+    .await;
+    server::ask(copy.port(), &["replicaof", "no", "one"]).unwrap();
+    admissions(&one, &[request(2, 21)]).await.unwrap();
+    replicate(master.port(), copy.port()).await;
+    server::ask(master.port(), &["replicaof", "no", "one"]).unwrap();
+    assert_eq!(server::ask(master.port(), &["hexists", "stampede:a:{1}:live", "2"]).unwrap(), "0", "it has the copy");
+
+    // A node that has just started, and one that has not seen the order that is missing.
+    let new = gate(master.port());
+    assert!(new.has_scripts().await.unwrap());
+    new.adopt(&sale(3, 1, SaleStatus::OnSale));
+    assert_eq!(admissions(&new, &[request(3, 31)]).await, Err(GateError::Lost));
+    assert_eq!(other.verify_server().await, Err(GateError::Lost));
+    assert_eq!(admissions(&other, &[request(3, 31)]).await, Err(GateError::Lost));
 }

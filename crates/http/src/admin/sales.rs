@@ -121,6 +121,13 @@ pub(crate) struct TopUp {
     request_id: String,
 }
 
+fn check_request_id(request_id: &str) -> Result<(), Problem> {
+    if (1..=64).contains(&request_id.len()) && request_id.bytes().all(|b| b.is_ascii_graphic()) {
+        return Ok(());
+    }
+    Err(Problem::invalid("request_id", "must have 1 to 64 visible ASCII characters"))
+}
+
 /// Adds to the stock. A repeated request with the same request id adds nothing.
 #[utoipa::path(post, path = "/admin/v1/sales/{id}/top-ups", tag = "admin", request_body = TopUp, responses((status = 200, description = "Added", body = SaleResponse), (status = 409, description = "`illegal_step` or `request_id_reused`")))]
 pub(crate) async fn top_up(
@@ -129,13 +136,34 @@ pub(crate) async fn top_up(
     Id(id): Id<SaleId>,
     Json(top_up): Json<TopUp>,
 ) -> Result<Json<SaleResponse>, Problem> {
-    let is_valid =
-        (1..=64).contains(&top_up.request_id.len()) && top_up.request_id.bytes().all(|b| b.is_ascii_graphic());
-    if !is_valid {
-        return Err(Problem::invalid("request_id", "must have 1 to 64 visible ASCII characters"));
-    }
+    check_request_id(&top_up.request_id)?;
     let action = Action::new("top_up", format!("sale {id}")).with_request(json!(top_up));
     let work = move |app: Arc<App>| async move { app.engine.top_up(id, top_up.add, &top_up.request_id).await };
+    let view = audited(app, operator, action, work).await?;
+    Ok(Json(SaleResponse::for_admin(&view)))
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Reduction {
+    #[schema(minimum = 1, maximum = 10_000_000)]
+    remove: u32,
+    /// Identifies this request: a repeated request takes nothing away.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[!-~]*$")]
+    request_id: String,
+}
+
+/// Takes from the stock, but nothing that is sold. A repeated request with the same request id takes nothing away.
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/reduce", tag = "admin", request_body = Reduction, responses((status = 200, description = "Reduced", body = SaleResponse), (status = 409, description = "`illegal_step` or `request_id_reused`")))]
+pub(crate) async fn reduce(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Id(id): Id<SaleId>,
+    Json(reduction): Json<Reduction>,
+) -> Result<Json<SaleResponse>, Problem> {
+    check_request_id(&reduction.request_id)?;
+    let action = Action::new("reduce", format!("sale {id}")).with_request(json!(reduction));
+    let work = move |app: Arc<App>| async move { app.engine.reduce(id, reduction.remove, &reduction.request_id).await };
     let view = audited(app, operator, action, work).await?;
     Ok(Json(SaleResponse::for_admin(&view)))
 }

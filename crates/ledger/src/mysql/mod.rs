@@ -1,6 +1,7 @@
 //! MySQL and MariaDB: InnoDB, READ COMMITTED, strict mode, the log flushed at each commit.
 
 mod audit_triggers;
+mod recorder;
 
 use std::collections::HashMap;
 use std::str::FromStr as _;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool, MySqlPoolOptions, MySqlRow};
 use sqlx::{Executor as _, Row as _};
 
+pub(crate) use self::recorder::record;
 use crate::db::{ACQUIRE_TIMEOUT, MAX_LIFETIME, Pool, Use, check_released};
 use crate::{APPLIED, OpenError, check_version, migrator};
 
@@ -17,11 +19,12 @@ const CONNECTIONS: u32 = 12;
 /// Shorter than the server's timeout of idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const MIGRATIONS: [(&str, &str); 4] = [
+const MIGRATIONS: [(&str, &str); 5] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
     ("reconcile", include_str!("migrations/0004_reconcile.sql")),
+    ("recovery", include_str!("migrations/0005_recovery.sql")),
 ];
 
 /// Settings of every connection. A node that is suspended or disconnected during a transaction must not lock the sale's row for long, so the

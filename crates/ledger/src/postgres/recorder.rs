@@ -37,7 +37,7 @@ const ROWS_MISSING: &str = "22012";
 
 /// A connection that is not returned to the pool for a while.
 #[derive(Debug)]
-struct Kept {
+struct IdleConnection {
     connection: PoolConnection<Postgres>,
     since: Instant,
 }
@@ -46,7 +46,7 @@ struct Kept {
 pub(crate) struct Recorder {
     pool: PgPool,
     /// `None` once closed.
-    idle: Arc<Mutex<Option<Vec<Kept>>>>,
+    idle: Arc<Mutex<Option<Vec<IdleConnection>>>>,
 }
 
 impl Recorder {
@@ -59,7 +59,7 @@ impl Recorder {
         let idle = self.idle.lock().as_mut().and_then(Vec::pop);
         let mut kept = match idle {
             Some(kept) => kept,
-            None => Kept { connection: self.pool.acquire().await.map_err(not_begun)?, since: Instant::now() },
+            None => IdleConnection { connection: self.pool.acquire().await.map_err(not_begun)?, since: Instant::now() },
         };
         let column = |of: fn(&Admitted) -> i64| sorted.iter().map(|item| of(item)).collect::<Vec<i64>>();
         let record = sqlx::query_as::<_, (i64, i32)>(RECORD)
@@ -98,7 +98,7 @@ impl Recorder {
     }
 
     /// Keeps the connection for the next batch, or returns it to the pool.
-    fn put_back(&self, kept: Kept) {
+    fn put_back(&self, kept: IdleConnection) {
         let mut idle = self.idle.lock();
         if let Some(idle) = idle.as_mut().filter(|idle| idle.len() < MAX_IDLE)
             && kept.since.elapsed() < MAX_LIFETIME

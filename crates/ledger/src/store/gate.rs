@@ -21,10 +21,11 @@ fn signed(incarnation: u64) -> Result<i64> {
 impl Store {
     pub(super) async fn read_gate_record(&self, new_id: &str) -> Result<GateRecord> {
         self.db.execute("UPDATE gate SET ledger_id = ? WHERE ledger_id = ''", args![new_id]).await?;
-        let row = self.db.row("SELECT ledger_id, incarnation FROM gate WHERE id = 1", &[]).await?;
+        let row = self.db.row("SELECT ledger_id, incarnation, replication_id FROM gate WHERE id = 1", &[]).await?;
         let bad = || unreadable("the record of the gate");
         let row = row.ok_or_else(bad)?;
-        Ok(GateRecord { ledger_id: row.text(0)?, incarnation: u64::try_from(row.int(1)?).map_err(|_| bad())? })
+        let incarnation = u64::try_from(row.int(1)?).map_err(|_| bad())?;
+        Ok(GateRecord { ledger_id: row.text(0)?, incarnation, replication_id: row.text(2)? })
     }
 
     pub(super) async fn set_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome> {
@@ -39,13 +40,19 @@ impl Store {
             return Ok(ClaimOutcome::OtherTier(other));
         }
         tx.execute("UPDATE worker_lease SET tier = ? WHERE holder = ?", args![tier, holder]).await?;
-        let update = "UPDATE gate SET tier = ?, incarnation = incarnation + 1 WHERE id = 1 AND tier <> ?";
+        let update =
+            "UPDATE gate SET tier = ?, incarnation = incarnation + 1, replication_id = '' WHERE id = 1 AND tier <> ?";
         tx.execute(update, args![tier, tier]).await?;
         tx.commit().await?;
         Ok(ClaimOutcome::Claimed)
     }
 
-    pub(super) async fn replace_incarnation(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>> {
+    pub(super) async fn replace_incarnation(
+        &self,
+        from: u64,
+        replication_id: &str,
+        end_after: Timestamp,
+    ) -> Result<Option<u64>> {
         let (from_signed, next) = (signed(from)?, from + 1);
         let mut tx = self.db.begin().await?;
         let lock = self.db.dialect().for_update();
@@ -53,7 +60,8 @@ impl Store {
             tx.roll_back().await?;
             return Ok(None);
         }
-        tx.execute("UPDATE gate SET incarnation = ? WHERE id = 1", args![signed(next)?]).await?;
+        let update = "UPDATE gate SET incarnation = ?, replication_id = ? WHERE id = 1";
+        tx.execute(update, args![signed(next)?, replication_id]).await?;
         let update = "UPDATE sale SET phase = ? WHERE end_at > ?";
         tx.execute(update, args![SalePhase::Closing.as_str(), end_after.ms()]).await?;
         tx.commit().await?;

@@ -2,7 +2,7 @@
 //!
 //! - `record`: inserts admitted orders, one transaction per batch; `resolve`: the outcome of each order if the fast path does not apply
 //! - `quarantine`: orders whose data the database rejects
-//! - `orders`, `sales`: reading, cancelling and editing
+//! - `orders`, `sales`: reading, cancelling and editing; `stock`: top-ups and reductions
 //! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server;
 //!   `fence`: which process may do scheduled work; `reconcile`: what reconciling has found
 //! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
@@ -24,6 +24,7 @@ mod record;
 mod resolve;
 mod sales;
 mod shop_search;
+mod stock;
 
 use std::time::Duration;
 
@@ -122,6 +123,10 @@ impl OrderLedger for Store {
         self.read_order(id).await
     }
 
+    async fn orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>> {
+        self.read_orders_with(ids).await
+    }
+
     async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>> {
         self.read_live_order(sale, user).await
     }
@@ -174,6 +179,10 @@ impl SaleLedger for Store {
     async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
         retry_conflicts!(self.add_stock(sale, add, request_id, now))
     }
+
+    async fn reduce(&self, sale: SaleId, remove: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
+        retry_conflicts!(self.lower_cap(sale, remove, request_id, now))
+    }
 }
 
 #[async_trait]
@@ -186,8 +195,8 @@ impl GateRecords for Store {
         retry_conflicts!(self.set_tier(holder, tier))
     }
 
-    async fn begin_rebuild(&self, from: u64, end_after: Timestamp) -> Result<Option<u64>> {
-        retry_conflicts!(self.replace_incarnation(from, end_after))
+    async fn begin_rebuild(&self, from: u64, replication_id: &str, end_after: Timestamp) -> Result<Option<u64>> {
+        retry_conflicts!(self.replace_incarnation(from, replication_id, end_after))
     }
 
     async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>> {

@@ -55,6 +55,14 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
+    pub(super) async fn read_orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids = list(ids.iter().map(|id| id.get()));
+        self.db.rows(&format!("{ORDERS} id IN ({ids})"), args![]).await?.iter().map(read).collect()
+    }
+
     pub(super) async fn read_live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>> {
         let sql = format!("{ORDERS} sale_id = ? AND user_id = ? AND live = 1");
         let row = self.db.row(&sql, args![sale.get(), user.get()]).await?;

@@ -52,18 +52,6 @@ impl Store {
         Ok(Fenced::Done(()))
     }
 
-    async fn set_cap(&self, id: SaleId, version: i64, cap: u32) -> Result<bool> {
-        let mut tx = self.db.begin().await?;
-        let sale = self.locked(&mut tx, id).await?;
-        if !sale.is_some_and(|sale| sale.version == version && (sale.sold..=sale.total).contains(&cap)) {
-            tx.roll_back().await?;
-            return Ok(false);
-        }
-        tx.execute("UPDATE sale SET cap = ?, total = ? WHERE id = ?", args![cap, cap, id.get()]).await?;
-        tx.commit().await?;
-        Ok(true)
-    }
-
     async fn increment_version(&self, id: SaleId, version: i64) -> Result<bool> {
         let mut tx = self.db.begin().await?;
         let sale = self.locked(&mut tx, id).await?;
@@ -112,8 +100,8 @@ impl ReconcileLog for Store {
         self.db.rows(sql, args![before.unwrap_or(i64::MAX), limit]).await?.iter().map(read).collect()
     }
 
-    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32) -> Result<bool> {
-        retry_conflicts!(self.set_cap(sale, version, cap))
+    async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32, now: Timestamp) -> Result<Option<u32>> {
+        retry_conflicts!(self.set_cap(sale, version, cap, now))
     }
 
     async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool> {

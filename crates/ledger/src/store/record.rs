@@ -8,14 +8,9 @@ use stampede_core::{Epoch, OrderId, OrderStatus, SaleId, UserId, failpoint};
 
 use super::resolve::{Found, Row, resolve};
 use super::{Store, list, unreadable};
-use crate::db::{Dialect, Pool, Tx, args, expect_rows, with_timeout};
-use crate::errors::{after_lookup, failed, not_begun};
-
-/// MySQL: reserves stock for the batch. Locks the sale's row first, like every transaction that changes `sold`.
-/// A sale with orders in quarantine or in the index by user takes the slow path, which reads both.
-const RESERVE_STOCK: &str =
-    "UPDATE sale SET sold = sold + ? WHERE id = ? AND epoch = ? AND sold + ? <= total AND orders_indexed_to < 0
-    AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
+use crate::db::{Dialect, Pool, Tx, args, expect_rows};
+use crate::errors::{after_lookup, not_begun};
+use crate::mysql;
 
 impl Store {
     pub(super) async fn record_batch(
@@ -44,30 +39,11 @@ impl Store {
                 guard.done();
                 done?
             }
-            _ => self.record_on_server(sale, epoch, batch).await?,
+            Pool::MySql { .. } => mysql::record(self.db.begin().await?, sale, epoch, &sorted_by_id(batch)).await?,
+            Pool::Postgres { recorder, .. } => recorder.record(sale, epoch, &sorted_by_id(batch)).await?,
         };
         failpoint::hit("record.committed");
         Ok(done)
-    }
-
-    async fn record_on_server(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<bool> {
-        let mut sorted: Vec<&Admitted> = batch.iter().collect();
-        // Sorted by id, so that the rows are adjacent.
-        sorted.sort_unstable_by_key(|item| item.order);
-        if let Pool::Postgres { recorder, .. } = &self.db {
-            return recorder.record(sale, epoch, &sorted).await;
-        }
-        let mut tx = self.db.begin().await?;
-        let count = sorted.len() as i64;
-        let room = tx.execute(RESERVE_STOCK, args![count, sale.get(), epoch.0, count]).await?;
-        let all_inserted = room > 0 && insert_all(&mut tx, sale, epoch, &sorted).await?;
-        if all_inserted {
-            failpoint::hit("record.inserted");
-            tx.commit().await?;
-        } else {
-            tx.roll_back().await?;
-        }
-        Ok(all_inserted)
     }
 
     async fn record_slow(&self, sale: SaleId, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>> {
@@ -81,6 +57,13 @@ impl Store {
         failpoint::hit("record.committed");
         Ok(outcomes)
     }
+}
+
+/// Sorted by id, so that the rows are adjacent.
+fn sorted_by_id(batch: &[Admitted]) -> Vec<&Admitted> {
+    let mut sorted: Vec<&Admitted> = batch.iter().collect();
+    sorted.sort_unstable_by_key(|item| item.order);
+    sorted
 }
 
 /// Inserts the orders whose outcome was decided under the lock of the sale's row, and updates `sold`.
@@ -128,44 +111,6 @@ pub(super) async fn insert_outcomes(
         expect_rows(sold.into(), tx.execute_text(insert).await?)?;
     }
     Ok(())
-}
-
-/// Inserts the batch as live orders. Returns `false` if a key exists.
-async fn insert_all(tx: &mut Tx, sale: SaleId, epoch: Epoch, sorted: &[&Admitted]) -> Result<bool> {
-    let inserted = match tx {
-        // These have recorders of their own.
-        Tx::Sqlite(_) | Tx::Postgres(_) => return Ok(false),
-        Tx::MySql(tx) => {
-            let insert = sqlx::raw_sql(sqlx::AssertSqlSafe(as_values(sorted, sale, epoch)));
-            match with_timeout(insert.execute(&mut **tx)).await {
-                Ok(done) => done.rows_affected(),
-                // A plain insert fails as a whole if a key exists.
-                Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
-                Err(error) => return Err(failed(error)),
-            }
-        }
-    };
-    Ok(inserted == sorted.len() as u64)
-}
-
-/// MySQL: one insert of many rows with numeric values. The sale's row is locked, so its price cannot change.
-fn as_values(sorted: &[&Admitted], sale: SaleId, epoch: Epoch) -> String {
-    let mut text = String::with_capacity(sorted.len() * 100 + 300);
-    text.push_str(
-        "INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at) VALUES ",
-    );
-    for (n, item) in sorted.iter().enumerate() {
-        let Admitted { order, user, seq, at } = item;
-        let (comma, at) = (if n > 0 { "," } else { "" }, at.ms());
-        let price = if n > 0 {
-            "@price".to_owned()
-        } else {
-            format!("(@price := (SELECT price_cents FROM sale WHERE id = {sale}))")
-        };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{comma}({order},{sale},{user},1,'unpaid',{},{seq},{price},{at},{at})", epoch.0);
-    }
-    text
 }
 
 /// Reads the existing rows of the batch's ids and users under the lock of the sale's row, and the sale's price.

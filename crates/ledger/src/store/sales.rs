@@ -1,14 +1,11 @@
 //! Sales: reading, creating, editing. Every edit increments the version (column `ver`).
 
-use stampede_core::ports::{
-    AddedStock, CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords,
-};
-use stampede_core::{
-    Epoch, Money, OrderId, Sale, SaleId, SalePhase, SaleStatus, Timestamp, UserId, VoucherId, Window, shop,
-};
+use stampede_core::ports::{CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords};
+use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SalePhase, SaleStatus, Timestamp, UserId, VoucherId, Window};
 
 use super::orders::{ROWS, read_row};
 use super::quarantine::WITHOUT_ROW;
+use super::stock::read_stock_changes;
 use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
@@ -102,7 +99,7 @@ impl Store {
                 break;
             }
         }
-        let (mut quarantine, mut pending_releases, mut top_ups) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut quarantine, mut pending_releases) = (Vec::new(), Vec::new());
         let in_quarantine = format!("SELECT user_id, order_id FROM quarantine WHERE sale_id = ? AND {WITHOUT_ROW}");
         tx.pairs(&in_quarantine, args![id.get()], &mut quarantine).await?;
         tx.pairs(
@@ -111,17 +108,14 @@ impl Store {
             &mut pending_releases,
         )
         .await?;
-        tx.pairs("SELECT at, added FROM top_up WHERE sale_id = ?", args![id.get()], &mut top_ups).await?;
+        let stock_changes = read_stock_changes(&mut tx, id).await?;
         tx.roll_back().await?;
         let mark = |(user, order): (i64, i64)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
         let marks = |pairs: Vec<(i64, i64)>| pairs.into_iter().map(mark).collect::<Option<Vec<_>>>();
         let quarantine = marks(quarantine).ok_or_else(|| unreadable("a quarantined order"))?;
         let pending_releases = marks(pending_releases).ok_or_else(|| unreadable("a row of pending_releases"))?;
         let pending_releases = pending_releases.into_iter().map(|(_, order)| order).collect();
-        let added = |(at, added)| Some(AddedStock { at: Timestamp::from_ms(at), added: u32::try_from(added).ok()? });
-        let top_ups: Option<Vec<_>> = top_ups.into_iter().map(added).collect();
-        let top_ups = top_ups.ok_or_else(|| unreadable("a top-up"))?;
-        Ok(Some(SaleRecords { sale, orders, quarantine, pending_releases, top_ups }))
+        Ok(Some(SaleRecords { sale, orders, quarantine, pending_releases, stock_changes }))
     }
 
     pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<CreateOutcome> {
@@ -164,44 +158,6 @@ impl Store {
                 let after = Sale { status, version: before.version + 1, ..before.clone() };
                 let update = "UPDATE sale SET status = ?, ver = ? WHERE id = ?";
                 tx.execute(update, args![status.as_str(), after.version, id.get()]).await?;
-                tx.commit().await?;
-                return Ok(EditOutcome::Done { before, after });
-            }
-        };
-        tx.roll_back().await?;
-        Ok(refused)
-    }
-
-    pub(super) async fn add_stock(
-        &self,
-        id: SaleId,
-        add: u32,
-        request_id: &str,
-        now: Timestamp,
-    ) -> Result<EditOutcome> {
-        let mut tx = self.db.begin().await?;
-        let sale = self.locked(&mut tx, id).await?;
-        let earlier = tx.row("SELECT sale_id, added FROM top_up WHERE request_id = ?", args![request_id]).await?;
-        let refused = match (sale, earlier) {
-            (None, _) => EditOutcome::NoSuchSale,
-            (Some(sale), Some(row)) if (row.int(0)?, row.int(1)?) == (id.get(), i64::from(add)) => {
-                EditOutcome::Repeated(sale)
-            }
-            (Some(_), Some(_)) => EditOutcome::RequestIdReused,
-            (Some(sale), None) if sale.status == SaleStatus::Ended || add > shop::MAX_STOCK - sale.total => {
-                EditOutcome::Illegal(sale.status)
-            }
-            (Some(before), None) => {
-                let total = before.total + add;
-                let after = Sale { total, cap: total, version: before.version + 1, ..before.clone() };
-                let insert = "INSERT INTO top_up (request_id, sale_id, added, at) VALUES (?, ?, ?, ?)";
-                if !tx.insert_new(insert, args![request_id, id.get(), add, now.ms()]).await? {
-                    // Another sale has used the same request id concurrently.
-                    tx.roll_back().await?;
-                    return Ok(EditOutcome::RequestIdReused);
-                }
-                let update = "UPDATE sale SET total = ?, cap = ?, ver = ? WHERE id = ?";
-                tx.execute(update, args![after.total, after.cap, after.version, id.get()]).await?;
                 tx.commit().await?;
                 return Ok(EditOutcome::Done { before, after });
             }

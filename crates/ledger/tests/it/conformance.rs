@@ -13,6 +13,7 @@ macro_rules! suite {
         $crate::conformance::suite!(@each $fresh;
             records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
             cancels_once, cancelled_order_stays_cancelled, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, tops_up_once,
+            reduces_once_and_in_two_steps,
             creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, challenge_has_limited_attempts_and_is_used_once,
             challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
@@ -261,6 +262,46 @@ pub async fn tops_up_once(stores: &Stores) {
     assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().total, 12);
     let too_much = top_up(shop::MAX_STOCK, "c").await.unwrap();
     assert_eq!(too_much, EditOutcome::Illegal(SaleStatus::OnSale));
+}
+
+pub async fn reduces_once_and_in_two_steps(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let sale = sale_of(stores, 10).await;
+    record(stores, sale, &[(1, 1), (2, 2), (3, 3)]).await;
+    let reduce = |remove, request| ledger.reduce(sale, remove, request, NOW);
+    let state = async || {
+        let sale = ledger.sale(sale).await.unwrap().unwrap();
+        (sale.cap, sale.total, sale.version)
+    };
+    let EditOutcome::Done { before, after } = reduce(4, "a").await.unwrap() else { panic!("not reduced") };
+    assert_eq!((before.cap, before.total, before.version), (10, 10, 1));
+    assert_eq!((after.cap, after.total, after.version), (6, 10, 2), "the total stays until the gate has taken the cap");
+    assert_eq!(state().await, (6, 10, 2));
+    assert!(matches!(reduce(4, "a").await.unwrap(), EditOutcome::Repeated(sale) if sale.cap == 6));
+    assert_eq!(reduce(3, "a").await.unwrap(), EditOutcome::RequestIdReused);
+    assert_eq!(ledger.top_up(sale, 4, "a", NOW).await.unwrap(), EditOutcome::RequestIdReused);
+    assert_eq!(reduce(7, "b").await.unwrap(), EditOutcome::Illegal(SaleStatus::OnSale), "there are six");
+    // Edits come between the steps. The reduction is not forgotten.
+    assert!(matches!(ledger.top_up(sale, 2, "c", NOW).await.unwrap(), EditOutcome::Done { .. }));
+    assert_eq!(state().await, (8, 12, 3));
+    assert!(matches!(reduce(7, "d").await.unwrap(), EditOutcome::Done { .. }));
+    assert_eq!(state().await, (1, 12, 4));
+    assert_eq!(ledger.adopt_cap(sale, 3, 8, NOW).await.unwrap(), None, "an older version");
+    let later = NOW.plus(Duration::from_secs(60));
+    // The gate has five marks.
+    assert_eq!(ledger.adopt_cap(sale, 4, 5, later).await.unwrap(), Some(5));
+    assert_eq!(state().await, (5, 5, 4));
+    assert!(matches!(reduce(4, "a").await.unwrap(), EditOutcome::Repeated(_)), "still known when it is completed");
+    assert_eq!(ledger.top_up(sale, 7, "d", NOW).await.unwrap(), EditOutcome::RequestIdReused);
+
+    let mut changes = ledger.inspect(sale).await.unwrap().unwrap().stock_changes;
+    changes.sort_by_key(|change| change.added);
+    let found: Vec<_> = changes.iter().map(|change| (change.asked_at, change.done_at, change.added)).collect();
+    assert_eq!(found, [(NOW, later, -7), (NOW, later, 0), (NOW, NOW, 2)], "10 + 2 - 7 = 5");
+    assert!(changes.iter().all(|change| change.is_edit));
+    ledger.set_status(sale, SaleStatus::Ended).await.unwrap();
+    assert_eq!(reduce(1, "e").await.unwrap(), EditOutcome::Illegal(SaleStatus::Ended));
+    assert_eq!(ledger.reduce(SaleId::new(404).unwrap(), 1, "f", NOW).await.unwrap(), EditOutcome::NoSuchSale);
 }
 
 pub async fn creates_only_under_a_parent(stores: &Stores) {

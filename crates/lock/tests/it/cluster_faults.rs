@@ -32,7 +32,7 @@ async fn release_whose_reply_is_lost_is_not_reported_as_a_lost_lock() {
     };
     until("every node redirects clients to the proxies", async || nodes.iter().all(announced)).await;
     let urls = proxies.iter().map(|proxy| redis::url(proxy.address().port())).collect();
-    let config = Config { response_timeout: Duration::from_secs(3), ..Config::default() };
+    let config = Config { response_timeout: Duration::from_secs(10), ..Config::default() };
     let locks = Locks::connect(Servers::Cluster(urls), config).await.unwrap();
     for round in 0..count(20, 2) {
         for kind in SINGLE {

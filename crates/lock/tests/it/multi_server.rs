@@ -114,7 +114,9 @@ async fn redlock_waiter_is_notified_when_the_lock_is_free() {
     let guard = redlock().lock().await.unwrap();
     let waiting = redlock();
     let waiting = tokio::spawn(async move { waiting.lock().await });
-    until("the waiter is subscribed", async || ask(&servers[0], &["pubsub", "channels"]).contains("leader")).await;
+    // On whichever server has refused it: the first guard may have been granted by the other two.
+    let is_subscribed = |server| ask(server, &["pubsub", "channels"]).contains("leader");
+    until("the waiter is subscribed", async || servers.iter().any(is_subscribed)).await;
     guard.release().await.unwrap();
     // The TTL is 30 s.
     let guard = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();

@@ -59,8 +59,8 @@ pub struct Backlog {
 #[derive(Debug, Clone)]
 pub struct Evidence {
     pub ledger: SaleRecords,
-    /// Whether the records were read from the database. The administration routes return neither `sold` nor pending releases or
-    /// top-ups.
+    /// Whether the records were read from the database. The administration routes return neither `sold` nor pending releases,
+    /// top-ups or reductions.
     pub from_database: bool,
     /// One per node; empty if the system is stopped.
     pub gates: Vec<NodeGate>,
@@ -136,7 +136,7 @@ pub fn check_once(sales: &[Evidence], history: Option<&[Attempt]>, rules: Rules)
         each(2, "never more sold than the stock, at any moment", &|sale, findings| {
             rows::never_oversold(sale, rules, findings);
         })
-        .not_checkable_because(rows::top_ups_unknown(sales)),
+        .not_checkable_because(rows::stock_changes_unknown(sales)),
         each(3, "at most one live order per user and sale", &rows::one_per_user),
         with_history(4, "every confirmed order exists and stays", &responses::confirmed_orders_exist),
         with_history(5, "every order was requested", &responses::orders_were_requested),

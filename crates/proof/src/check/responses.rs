@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use stampede_core::ids::{Origin, WorkerId, counter};
-use stampede_core::ports::OrderRow;
+use stampede_core::ports::{OrderRow, StockChange};
 use stampede_core::{OrderId, OrderStatus, SaleId, SaleStatus, Timestamp, UserId};
 
 use super::findings::{FindingId, Findings};
@@ -269,12 +269,19 @@ pub(super) fn sold_out_was_correct(answers: &Responses<'_>, rules: Rules, findin
     for sale in &answers.sales {
         let (starts, ends) = holding_periods(sale);
         let ledger = &sale.evidence.ledger;
-        let topped_up: u64 = ledger.top_ups.iter().map(|top_up| u64::from(top_up.added)).sum();
+        let changes = &ledger.stock_changes;
+        let initial = i64::from(ledger.sale.total) - changes.iter().map(|change| change.added).sum::<i64>();
+        let skew_us = u64::try_from(rules.max_clock_skew.as_micros()).unwrap_or(u64::MAX);
         for attempt in sale.buys.iter().filter(|attempt| attempt.response == Response::SoldOut) {
             let long_before = attempt.start_us.saturating_sub(propagation_us);
-            let added = ledger.top_ups.iter().filter(|top_up| history_us(top_up.at) <= long_before);
-            let added: u64 = added.map(|top_up| u64::from(top_up.added)).sum();
-            let total = u64::from(ledger.sale.total).saturating_sub(topped_up) + added;
+            let soon_after = attempt.end_us.saturating_add(skew_us);
+            // A top-up counts once every node knows of it, a reduction as soon as the gate may have it.
+            let counts = |change: &&StockChange| match change.added {
+                0.. => history_us(change.asked_at) <= long_before,
+                _ => history_us(change.asked_at) <= soon_after,
+            };
+            let added: i64 = changes.iter().filter(counts).map(|change| change.added).sum();
+            let total = u64::try_from(initial + added).unwrap_or_default();
             let taken = starts.partition_point(|&start| start <= attempt.end_us)
                 - ends.partition_point(|&end| end < long_before);
             if (taken as u64) < total {
@@ -333,9 +340,10 @@ pub(super) fn refusals_were_correct(answers: &Responses<'_>, rules: Rules, findi
     for sale in &answers.sales {
         let ledger = &sale.evidence.ledger;
         let (status, window, apart) = (ledger.sale.status, ledger.sale.window, rules.max_clock_skew);
-        // Every edit increments the version, and an edit that is not a top-up changes the status.
-        let top_ups = i64::try_from(ledger.top_ups.len()).unwrap_or(i64::MAX);
-        let never_paused = ledger.sale.version <= 1 + top_ups && sale.evidence.from_database;
+        // Every edit increments the version, and an edit that does not change the stock changes the status.
+        let of_stock = ledger.stock_changes.iter().filter(|change| change.is_edit).count();
+        let of_stock = i64::try_from(of_stock).unwrap_or(i64::MAX);
+        let never_paused = ledger.sale.version <= 1 + of_stock && sale.evidence.from_database;
         for attempt in &sale.buys {
             let incorrect = match attempt.response {
                 Response::NotStarted => attempt.start_us >= history_us(window.begin.plus(apart)),

@@ -127,8 +127,8 @@ fn gate_matches_ledger(
     }
 }
 
-/// Top-ups can be read only from the database. Without them, the stock at an earlier moment is not known.
-pub(super) fn top_ups_unknown(sales: &[Evidence]) -> Option<String> {
+/// Top-ups and reductions can be read only from the database. Without them, the stock at an earlier moment is not known.
+pub(super) fn stock_changes_unknown(sales: &[Evidence]) -> Option<String> {
     let edited = sales.iter().any(|sale| !sale.from_database && sale.ledger.sale.version > 1);
     edited.then(|| format!("a sale was edited, and {}", super::NO_DATABASE))
 }
@@ -136,10 +136,14 @@ pub(super) fn top_ups_unknown(sales: &[Evidence]) -> Option<String> {
 pub(super) fn never_oversold(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
     let sale = &evidence.ledger.sale;
     let apart = rules.max_clock_skew;
-    let topped_up: i64 = evidence.ledger.top_ups.iter().map(|top_up| i64::from(top_up.added)).sum();
-    // Events that return stock come before those that take it, earlier by the maximum clock skew.
+    let changes = &evidence.ledger.stock_changes;
+    let added: i64 = changes.iter().map(|change| change.added).sum();
+    // Events that return stock come before those that take it, earlier by the maximum clock skew. A reduction comes later by it.
     let mut steps: Vec<(Timestamp, i64)> = Vec::new();
-    steps.extend(evidence.ledger.top_ups.iter().map(|top_up| (top_up.at.minus(apart), i64::from(top_up.added))));
+    steps.extend(changes.iter().map(|change| match change.added {
+        added @ 0.. => (change.asked_at.minus(apart), added),
+        added => (change.done_at.plus(apart), added),
+    }));
     for row in admitted(evidence) {
         steps.push((row.order.created_at, -1));
         if !row.live {
@@ -147,7 +151,7 @@ pub(super) fn never_oversold(evidence: &Evidence, rules: Rules, findings: &mut F
         }
     }
     steps.sort_unstable_by_key(|&(at, step)| (at, std::cmp::Reverse(step)));
-    let mut room = i64::from(sale.total) - topped_up;
+    let mut room = i64::from(sale.total) - added;
     for (at, step) in steps {
         room += step;
         if room < 0 {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stampede_core::ids::{IdKind, Snowflake, counter};
-use stampede_core::ports::{AddedStock, OrderRow, SaleRecords};
+use stampede_core::ports::{OrderRow, SaleRecords, StockChange};
 use stampede_core::{
     Clock as _, Epoch, Money, Order, OrderId, OrderStatus, Sale, SaleId, SalePhase, SaleStatus, SystemClock, Timestamp,
     UserId, VoucherId, Window, mark_digest,
@@ -60,7 +60,7 @@ impl Case {
             orders: Vec::new(),
             quarantine: Vec::new(),
             pending_releases: Vec::new(),
-            top_ups: Vec::new(),
+            stock_changes: Vec::new(),
         };
         let mut case = Self {
             evidence: Evidence { ledger, from_database: true, gates: Vec::new(), backlog: Backlog::default() },
@@ -157,8 +157,18 @@ impl Case {
     fn top_up(&mut self, second: i64, added: u32) {
         let at = self.at(second);
         let ledger = &mut self.evidence.ledger;
-        ledger.top_ups.push(AddedStock { at, added });
+        ledger.stock_changes.push(StockChange { asked_at: at, done_at: at, added: added.into(), is_edit: true });
         ledger.sale.total += added;
+        ledger.sale.cap = ledger.sale.total;
+        ledger.sale.version += 1;
+    }
+
+    /// A reduction that was asked for at one second and completed at another.
+    fn reduce(&mut self, asked: i64, done: i64, removed: u32) {
+        let (asked_at, done_at) = (self.at(asked), self.at(done));
+        let ledger = &mut self.evidence.ledger;
+        ledger.stock_changes.push(StockChange { asked_at, done_at, added: -i64::from(removed), is_edit: true });
+        ledger.sale.total -= removed;
         ledger.sale.cap = ledger.sale.total;
         ledger.sale.version += 1;
     }
@@ -274,6 +284,35 @@ fn top_up_is_neither_reported_as_oversell_nor_hides_one() {
     late.gates(1);
     late.attempt(5, 60, Response::SoldOut, None);
     late.violates(6, "got sold out when at most 2 of 4 were sold");
+}
+
+#[test]
+fn reduction_is_neither_reported_as_oversell_nor_hides_one() {
+    // More were sold before the reduction than there are after it.
+    let mut valid = Case::sold(4, 4);
+    valid.cancel(1, 10);
+    valid.cancel(2, 11);
+    valid.reduce(20, 25, 2);
+    valid.attempt(5, 22, Response::SoldOut, None);
+    valid.attempt(6, 60, Response::SoldOut, None);
+    valid.gates(1);
+    valid.holds();
+    valid.attempt(7, 61, Response::Paused, None);
+    valid.violates(6, "paused");
+
+    let mut early = Case::sold(4, 2);
+    early.reduce(20, 25, 2);
+    early.gates(1);
+    early.attempt(5, 15, Response::SoldOut, None);
+    early.violates(6, "got sold out when at most 2 of 4 were sold");
+
+    // An order above the reduced stock that has been cancelled since.
+    let mut hidden = Case::sold(4, 2);
+    hidden.reduce(20, 25, 2);
+    hidden.buy(3, 40);
+    hidden.cancel(3, 50);
+    hidden.gates(1);
+    hidden.violates(2, "1 more sold than the stock");
 }
 
 #[test]

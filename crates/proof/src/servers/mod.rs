@@ -1,10 +1,12 @@
 //! Private temporary servers, each on a free port and with its own data directory.
 //!
 //! - [`mariadb`], [`postgres`], [`redis`]: the servers that `stampede bench` and `stampede demo` can start
+//! - [`rabbitmq`]: a message broker, for tests
 //! - [`Server`]: what they share: starting until the server is ready, killing, restarting on the same data
 
 pub mod mariadb;
 pub mod postgres;
+pub mod rabbitmq;
 pub mod redis;
 
 use std::io::{Error, ErrorKind, Result};
@@ -18,15 +20,15 @@ use tempfile::TempDir;
 
 use crate::process::{Process, pause};
 
-/// How long a server may take to become ready.
+/// How long a server may take to become ready, or to stop.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many ports a new server tries: another process can take a free port before the server binds it.
 const PORTS_TRIED: u32 = 5;
 
 /// Builds the command that starts a server with this data directory on this port.
 type Start = dyn Fn(&Path, u16) -> Command + Send + Sync;
-/// Builds the command that succeeds once the server on this port is ready.
-type Ready = dyn Fn(u16) -> Command + Send + Sync;
+/// Says whether the server on this port is ready.
+type Ready = dyn Fn(u16) -> Result<bool> + Send + Sync;
 
 /// A running server. It is killed when it is dropped, and also when this process dies.
 pub struct Server {
@@ -45,6 +47,18 @@ impl Server {
         prepare: impl FnOnce(&Path) -> Result<()>,
         start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
         ready: impl Fn(u16) -> Command + Send + Sync + 'static,
+    ) -> Result<Self> {
+        Self::launch_with_probe(kind, prepare, start, move |port| {
+            Ok(without_stdio(&mut ready(port)).status()?.success())
+        })
+    }
+
+    /// Like [`launch`](Self::launch), with a function that says whether the server is ready instead of a command.
+    pub fn launch_with_probe(
+        kind: &'static str,
+        prepare: impl FnOnce(&Path) -> Result<()>,
+        start: impl Fn(&Path, u16) -> Command + Send + Sync + 'static,
+        ready: impl Fn(u16) -> Result<bool> + Send + Sync + 'static,
     ) -> Result<Self> {
         // Not on tmpfs, so that fsync costs what it does in production, and where the server's user has access.
         let directory = tempfile::Builder::new().prefix("stampede-server-").tempdir_in("/var/tmp")?;
@@ -89,7 +103,7 @@ impl Server {
                 let kind = if taken { ErrorKind::AddrInUse } else { ErrorKind::Other };
                 return Err(Error::new(kind, format!("{} did not start ({ended:?}):\n{log}", self.kind)));
             }
-            if without_stdio(&mut (self.ready)(self.port)).status()?.success() {
+            if (self.ready)(self.port)? {
                 break;
             }
             pause();
@@ -109,6 +123,15 @@ impl Server {
                 return Err(Error::other(format!("{} still accepts connections after SIGKILL", self.kind)));
             }
             pause();
+        }
+        Ok(())
+    }
+
+    /// Sends SIGTERM and waits until the server has stopped.
+    pub fn stop(&self) -> Result<()> {
+        if let Some(mut process) = self.process.lock().take() {
+            process.signal("TERM")?;
+            process.wait(READY_TIMEOUT)?;
         }
         Ok(())
     }

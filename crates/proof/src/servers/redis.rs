@@ -1,5 +1,6 @@
 //! A private Redis, without a password.
 
+use std::ffi::OsString;
 use std::io::Result;
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +14,15 @@ pub fn start() -> Result<Server> {
 
 /// A server with other options.
 pub fn start_with(options: &[&str]) -> Result<Server> {
+    start_with_env(options, Vec::new())
+}
+
+/// Like [`start_with`], with more environment variables.
+pub fn start_with_env(options: &[&str], environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     let options: Vec<String> = options.iter().map(|&arg| arg.to_owned()).collect();
     let start = move |directory: &Path, port: u16| {
         let mut command = Command::new("redis-server");
+        command.envs(environment.iter().cloned());
         command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(directory).args(&options);
         command
     };

@@ -31,6 +31,14 @@ impl Certificates {
         self.file("ca.pem")
     }
 
+    pub fn server_certificate(&self) -> PathBuf {
+        self.file("server.pem")
+    }
+
+    pub fn server_key(&self) -> PathBuf {
+        self.file("server.key")
+    }
+
     pub fn client_certificate(&self) -> PathBuf {
         self.file("client.pem")
     }

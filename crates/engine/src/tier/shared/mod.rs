@@ -6,8 +6,9 @@
 //! - [`rebuild`]: rebuilds the gate from the ledger and what has survived in Redis
 //! - [`reconcile`]: compares gate and ledger, and repairs what differs
 //! - [`subscription`]: receives what other nodes have changed
-//! - [`requirements`]: what Redis must be like
+//! - [`requirements`]: what Redis must be like; [`closed`]: how long nothing could be sold
 
+mod closed;
 mod outbox;
 mod rebuild;
 mod reconcile;
@@ -18,7 +19,7 @@ mod subscription;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use metrics::counter;
@@ -27,7 +28,7 @@ use rand::RngExt as _;
 use stampede_cache::{Remote, RemoteConfig};
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError, ScheduledWork};
-use stampede_core::{Refusal, Sale, SaleId, SalePhase};
+use stampede_core::{OrderId, Refusal, Sale, SaleId, SalePhase, UserId};
 use stampede_gate::RedisGate;
 use stampede_limit::{Counters, RedisCounters};
 use stampede_lock::Locks;
@@ -35,17 +36,26 @@ use stampede_redis::{Client, Servers};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
+use self::closed::ClosedTimer;
 use self::recovery::{Changes, LostSales, NotReady};
-use self::seller::{Answer, Job, Seller, SellerHandle};
+use self::seller::SellerHandle;
+pub(super) use self::seller::{Answer, Job, Seller};
 use self::subscription::Subscription;
 use super::per_sale::PerSale;
-use super::{AdmitOutcome, Context, Services, Tier};
+use super::queued::admitter::Admitter;
+use super::queued::consumer::{self, Consumer};
+use super::queued::outcomes::Outcomes;
+use super::shielded::{Shield, ShieldConfig};
+use super::{
+    AdmitOutcome, AnswerAfter, Context, Delivery, OrderWait, RollForwardOutcome, Services, StreamConfig, Tier,
+};
 use crate::batcher::{Abandoned, Batcher, Options};
 use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
 use crate::reconcile::ReconcileReport;
-use crate::recording::{CommitOutcome, Pending, Recording};
+use crate::recording::{Pending, Recording};
+use crate::reduction;
 use crate::retention::is_past_retention;
 use crate::scheduled::Schedule;
 use crate::shared_sessions::SharedSessions;
@@ -91,15 +101,22 @@ pub struct ReconcileConfig {
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    config: SharedConfig,
+    pub(super) config: SharedConfig,
+    delivery: Delivery,
     context: Context,
-    gate: Arc<RedisGate>,
+    pub(super) gate: Arc<RedisGate>,
     /// One permit per request that may wait for the gate or the ledger.
     permits: Arc<Semaphore>,
     queues: PerSale<SaleQueue>,
     sessions: Arc<SharedSessions>,
-    losses: Arc<LostSales>,
+    pub(super) losses: Arc<LostSales>,
     changes: Arc<Changes>,
+    /// Those who wait for orders in the queue.
+    outcomes: Arc<Outcomes>,
+    /// Records what is in the queue, if this process does that.
+    consumer: Option<Arc<Consumer>>,
+    shield: Option<Arc<Shield>>,
+    closed: ClosedTimer,
     /// Why the gate cannot be used.
     not_ready: Mutex<Option<NotReady>>,
     /// Redis must be set up differently: nothing is sold.
@@ -163,9 +180,18 @@ pub(super) async fn services(
 }
 
 impl Shared {
-    pub(crate) async fn start(config: SharedConfig, context: Context) -> Result<Arc<Self>, StartError> {
+    pub(super) async fn start(
+        config: SharedConfig,
+        delivery: Delivery,
+        shield: Option<ShieldConfig>,
+        context: Context,
+    ) -> Result<Arc<Self>, StartError> {
         let record = gate_record(&*context.ledger).await?;
-        let gate = RedisGate::new(config.redis.clone(), &record.ledger_id, record.incarnation, OUTBOX_BOUND);
+        let outbox_bound = match &delivery {
+            Delivery::Commit => OUTBOX_BOUND,
+            Delivery::Stream(queue) => queue.max_batches,
+        };
+        let gate = RedisGate::new(config.redis.clone(), &record, outbox_bound);
         let gate = Arc::new(gate);
         let sessions = Arc::new(SharedSessions::new(config.redis.clone(), gate.clone(), &record.ledger_id));
         context.has_others.store(true, Ordering::Relaxed);
@@ -174,11 +200,20 @@ impl Shared {
         }
         // Shown from the start.
         counter!("stampede_gate_rebuilds_total").increment(0);
+        let consumer = match &delivery {
+            Delivery::Stream(queue) if queue.consume => Some(Consumer::new(context.holder.clone())),
+            Delivery::Stream(_) | Delivery::Commit => None,
+        };
         let shared = Arc::new(Self {
+            outcomes: Arc::default(),
+            consumer,
+            shield: shield.map(|config| Shield::new(config, gate.clone())),
+            delivery,
             permits: Arc::new(Semaphore::new(config.queue_total)),
             queues: PerSale::default(),
             losses: Arc::default(),
             changes: Arc::default(),
+            closed: ClosedTimer::default(),
             not_ready: Mutex::new(Some(NotReady::Starting)),
             is_unsuitable: AtomicBool::new(false),
             workers: Mutex::default(),
@@ -191,6 +226,8 @@ impl Shared {
             client: shared.config.redis.clone(),
             sales: shared.gate.channel(),
             changes: shared.changes.clone(),
+            outcomes: shared.outcomes.clone(),
+            shield: shared.shield.clone(),
             sessions: shared.sessions.clone(),
             cached_sessions: shared.context.sessions.clone(),
             clock: shared.context.clock.clone(),
@@ -213,9 +250,27 @@ impl Shared {
             .map_err(|error| StartError::Redis(error.to_string()))?;
         let reconcile = reconcile::run(Arc::downgrade(&shared), schedule, shared.config.reconcile.interval);
         shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(reconcile)));
-        let outbox = tokio::spawn(outbox::run(Arc::downgrade(&shared)));
-        shared.workers.lock().push(AbortOnDropHandle::new(outbox));
+        match &shared.delivery {
+            Delivery::Commit => shared.spawn(outbox::run(Arc::downgrade(&shared))),
+            Delivery::Stream(queue) => {
+                let ledger = shared.context.ledger.clone();
+                shared.spawn(shared.outcomes.clone().run(ledger));
+                if let Some(consumer) = &shared.consumer {
+                    shared.spawn(consumer::run(Arc::downgrade(&shared), consumer.clone(), queue.clone()));
+                }
+            }
+        }
         Ok(shared)
+    }
+
+    /// Runs a task until the tier is closed.
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(work)));
+    }
+
+    /// What records the orders of a sale. [`Error::Busy`] once closed.
+    pub(super) fn seller(&self, sale: SaleId) -> Result<Arc<Seller>, Error> {
+        self.with_queue(sale, |queue| queue.seller.clone())
     }
 
     /// Calls `act` with the sale's queue. [`Error::Busy`] once closed.
@@ -226,15 +281,23 @@ impl Shared {
     fn new_queue(&self, sale: SaleId) -> SaleQueue {
         let SharedConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
         let recording = Recording::new(sale, &self.context, quarantine_after);
-        let seller =
-            Arc::new(Seller::new(sale, self.gate.clone(), self.context.ledger.clone(), recording, self.losses.clone()));
+        let announces = matches!(self.delivery, Delivery::Stream(_));
+        let (gate, ledger, losses) = (self.gate.clone(), self.context.ledger.clone(), self.losses.clone());
+        let seller = Arc::new(Seller::new(sale, gate, ledger, recording, losses, announces));
         let retrying = seller.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
         let max_batch = max_batch.min(MAX_ADMITTED_AT_ONCE);
         // A request whose caller has gone has had no effect yet, so it is dropped. One batch at a time: with two, every other batch has a
         // single order, because it begins as soon as the first buyer of the last batch is back.
         let options = Options { max_batch, queue, in_flight: 1, abandoned: Abandoned::Drop };
-        let batcher = Batcher::new(SellerHandle(seller.clone()), options, self.permits.clone());
+        let permits = self.permits.clone();
+        let batcher = match &self.delivery {
+            Delivery::Commit => Batcher::new(SellerHandle(seller.clone()), options, permits),
+            Delivery::Stream(queue) => {
+                let admitter = Admitter::new(sale, seller.clone(), queue.accept_within, self.shield.clone());
+                Batcher::new(admitter, options, permits)
+            }
+        };
         SaleQueue { seller, batcher, retrying }
     }
 
@@ -245,9 +308,9 @@ impl Shared {
 
     /// Uses this incarnation of the gate. If it is another one, Redis may have been replaced by an older copy, so that no session that was
     /// read there counts.
-    fn set_incarnation(&self, incarnation: u64) {
-        if self.gate.incarnation() != incarnation {
-            self.gate.set_incarnation(incarnation);
+    fn set_incarnation(&self, record: &GateRecord) {
+        if self.gate.incarnation() != record.incarnation {
+            self.gate.set_incarnation(record);
             self.sessions.forget(|| self.context.sessions.retain(|_| false));
         }
     }
@@ -260,6 +323,16 @@ impl Shared {
         Ok(Some(sale))
     }
 
+    /// Completes a reduction of the sale's stock, if there is one. `cap` is the cap of the gate under the version of `sale`.
+    async fn complete_reduction(&self, sale: &Sale, cap: Option<u32>) -> Result<(), LedgerError> {
+        if sale.cap < sale.total {
+            let Context { ledger, clock, sale_index, .. } = &self.context;
+            sale_index.put(reduction::complete(ledger.as_ref(), sale.clone(), cap, clock.now()).await?);
+            self.announce(sale.id).await;
+        }
+        Ok(())
+    }
+
     fn adopt(&self, sale: &Sale) {
         if sale.phase == SalePhase::Open && !is_past_retention(sale, self.context.clock.now()) {
             self.gate.adopt(sale);
@@ -270,10 +343,7 @@ impl Shared {
 #[async_trait]
 impl Tier for Shared {
     async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error> {
-        if self.is_unsuitable.load(Ordering::Relaxed) {
-            // Its clock decides when sales begin and end, and a mark that was evicted is a wrong answer.
-            self.ready()?;
-        }
+        self.can_admit()?;
         if self.gate.opened_as(sale).is_none() {
             // Only sales that the ledger calls open are sent to the gate.
             let now = self.context.clock.now();
@@ -284,19 +354,66 @@ impl Tier for Shared {
                 None => return Ok(AdmitOutcome::Refused(Refusal::NoSuchSale)),
             }
         }
+        // The wait begins before the order is in the queue, so that its outcome is not missed.
+        let wait = match &self.delivery {
+            Delivery::Stream(StreamConfig { answer_after: AnswerAfter::Ledger, .. }) => {
+                Some(self.outcomes.wait_for_new(sale, request.order)?)
+            }
+            Delivery::Stream(_) | Delivery::Commit => None,
+        };
         Ok(match self.submit(sale, Job::Admit(request)).await? {
             Answer::Admitted { decision, outcome } => AdmitOutcome::Admitted { decision, outcome },
-            Answer::AlreadyHas { order, decision } => AdmitOutcome::AlreadyHas { order, decision },
+            Answer::Accepted => match wait {
+                Some(wait) => AdmitOutcome::Recorded(wait.recorded().await.ok_or(Error::OutcomeUnknown)?),
+                None => AdmitOutcome::Accepted,
+            },
+            Answer::AlreadyHas { order, decision, asked_at } => AdmitOutcome::AlreadyHas { order, decision, asked_at },
             Answer::Refused(refusal) => AdmitOutcome::Refused(refusal),
             Answer::RolledForward(_) => return Err(Error::OutcomeUnknown),
         })
     }
 
-    async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error> {
+    async fn roll_forward(
+        &self,
+        sale: SaleId,
+        held: AdmitRequest,
+        decision: Decision,
+        asked_at: Instant,
+    ) -> Result<RollForwardOutcome, Error> {
+        if let Delivery::Stream(queue) = &self.delivery {
+            // A mark is as good as an entry of the queue: a rebuild records both. Later than this, the gate may have been rebuilt.
+            return match queue.answer_after {
+                AnswerAfter::Ledger => {
+                    let order = self.outcomes.wait_for(sale, held.order)?.recorded().await;
+                    order.map(RollForwardOutcome::Recorded).ok_or(Error::OutcomeUnknown)
+                }
+                AnswerAfter::Queue if asked_at.elapsed() < queue.accept_within => Ok(RollForwardOutcome::Accepted),
+                AnswerAfter::Queue => Err(Error::OutcomeUnknown),
+            };
+        }
         let admitted = Admitted { order: held.order, user: held.user, seq: decision.seq, at: decision.at };
         match self.submit(sale, Job::RollForward(Pending { epoch: decision.epoch, admitted })).await? {
-            Answer::RolledForward(outcome) => Ok(outcome),
-            Answer::Admitted { .. } | Answer::AlreadyHas { .. } | Answer::Refused(_) => Err(Error::OutcomeUnknown),
+            Answer::RolledForward(outcome) => Ok(RollForwardOutcome::Submitted(outcome)),
+            Answer::Admitted { .. } | Answer::Accepted | Answer::AlreadyHas { .. } | Answer::Refused(_) => {
+                Err(Error::OutcomeUnknown)
+            }
+        }
+    }
+
+    async fn pending_order(&self, sale: SaleId, user: UserId) -> Result<Option<OrderId>, Error> {
+        let is_over = |sale: &Sale| is_past_retention(sale, self.context.clock.now());
+        match self.delivery {
+            Delivery::Commit => Ok(None),
+            // A sale that is long over has left the gate, with nothing in the queue.
+            Delivery::Stream(_) if self.context.sale_index.get(sale).is_none_or(|sale| is_over(&sale)) => Ok(None),
+            Delivery::Stream(_) => Ok(self.gate.mark(sale, user).await?),
+        }
+    }
+
+    fn wait_for_order(&self, sale: SaleId, order: OrderId) -> Result<Option<OrderWait>, Error> {
+        match self.delivery {
+            Delivery::Stream(_) => self.outcomes.wait_for(sale, order).map(Some),
+            Delivery::Commit => Ok(None),
         }
     }
 
@@ -336,12 +453,27 @@ impl Tier for Shared {
         &*self.gate
     }
 
+    fn is_sold_out(&self, sale: SaleId, user: UserId) -> bool {
+        self.shield.as_ref().is_some_and(|shield| shield.is_sold_out(sale, user))
+    }
+
     fn remaining(&self, sale: SaleId) -> Option<u32> {
         self.gate.remaining(sale)
     }
 
     fn is_authoritative(&self) -> bool {
         true
+    }
+
+    fn can_admit(&self) -> Result<(), Error> {
+        if !self.gate.is_answering() {
+            return Err(GateError::NotSent.into());
+        }
+        if self.is_unsuitable.load(Ordering::Relaxed) {
+            // Its clock decides when sales begin and end, and a mark that was evicted is a wrong answer.
+            self.ready()?;
+        }
+        Ok(())
     }
 
     fn ready(&self) -> Result<(), Error> {
@@ -357,6 +489,9 @@ impl Tier for Shared {
 
     async fn close(&self) {
         self.workers.lock().clear();
+        if let Some(consumer) = &self.consumer {
+            consumer.close().await;
+        }
         for queue in self.queues.close() {
             queue.close().await;
         }

@@ -57,8 +57,8 @@ async fn settle_stale(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_the
         }
         if !left.is_empty() {
             tracing::info!(%sale, entries = left.len(), "recording orders that were left in the outbox");
-            let seller = shared.with_queue(sale, |queue| queue.seller.clone())?;
-            seller.settle_stale(&left).await;
+            let seller = shared.seller(sale)?;
+            seller.record_entries(&left, shared.config.max_batch).await;
         }
         if is_last_page {
             return Ok(());

@@ -1,9 +1,11 @@
 //! Rebuilds the gate from the ledger, after Redis has lost it or another tier has sold from the ledger.
 //!
-//! 1. The next incarnation is valid, and every sale is `closing`: one node wins.
+//! 1. Redis is checked: a server with a wrong clock or an eviction policy must not be opened. Then the next incarnation is valid, and every
+//!    sale is `closing`: one node wins. The ledger notes the replication id of the server.
 //! 2. The scripts of the new incarnation are loaded, and every sale is closed in Redis: no node can sell.
-//! 3. What has survived in Redis is recorded: entries of the outbox, and marks without a row.
-//! 4. A sale gets the next epoch, is loaded with the ledger's live orders, and is opened.
+//! 3. What has survived in Redis is recorded: entries of the outbox, and marks without a row. What cannot be recorded is quarantined.
+//! 4. With a queue, orders may be confirmed until `accept_within` after step 2; the rebuild waits for that.
+//! 5. A sale gets the next epoch, is loaded with the ledger's live orders, and is opened.
 //!
 //! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild whose heartbeat stops is begun
 //! again by another node; two of them do no harm, because the ledger and Redis refuse the older incarnation.
@@ -15,12 +17,13 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use metrics::{counter, histogram};
-use stampede_core::ports::{Admitted, Gate as _, LoadedSale};
+use stampede_core::ports::{Admitted, Gate as _, GateRecord, LoadedSale};
 use stampede_core::{Sale, failpoint};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Shared;
+use super::super::Delivery;
 use super::recovery::NotReady;
+use super::{Shared, requirements};
 use crate::retention::RETENTION;
 
 /// Sales that are rebuilt at once.
@@ -35,8 +38,13 @@ const ORDERS: usize = 1000;
 /// Rebuilds the whole gate, unless another node has begun to.
 pub(super) async fn all(shared: &Arc<Shared>, reason: &str) -> Result<(), NotReady> {
     let (gate, ledger, started) = (&shared.gate, &shared.context.ledger, Instant::now());
+    shared.closed.begin();
+    requirements::check(&shared.config.redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
+    // Read before the scripts are loaded: where they are, the ledger knows the server.
+    let replication_id = gate.replication_id().await?;
     let end_after = shared.context.clock.now().minus(RETENTION);
-    let Some(incarnation) = ledger.begin_rebuild(gate.incarnation(), end_after).await? else {
+    let from = gate.incarnation();
+    let Some(incarnation) = ledger.begin_rebuild(from, &replication_id, end_after).await? else {
         return Err(NotReady::Rebuilding);
     };
     tracing::warn!(reason, incarnation, "rebuilding the gate; sales are closed meanwhile");
@@ -44,12 +52,18 @@ pub(super) async fn all(shared: &Arc<Shared>, reason: &str) -> Result<(), NotRea
     counter!("stampede_gate_rebuilds_total").increment(1);
     failpoint::hit("rebuild.begun");
     let _heartbeat = start_heartbeat(shared);
-    shared.set_incarnation(incarnation);
+    shared.set_incarnation(&GateRecord { ledger_id: gate.ledger_id().to_owned(), incarnation, replication_id });
     gate.load_scripts().await?;
     let sales = ledger.sales(Some(end_after)).await?;
     all_of(sales.iter().map(|sale| close(shared, sale).boxed()).collect()).await?;
+    // With a queue, an order whose admission began before now may be confirmed until then.
+    let not_before = Instant::now()
+        + match &shared.delivery {
+            Delivery::Commit => Duration::ZERO,
+            Delivery::Stream(queue) => queue.accept_within,
+        };
     failpoint::hit("rebuild.closed");
-    all_of(sales.iter().map(|sale| load(shared, sale, incarnation).boxed()).collect()).await?;
+    all_of(sales.iter().map(|sale| load(shared, sale, incarnation, not_before).boxed()).collect()).await?;
     histogram!("stampede_gate_rebuild_seconds").record(started.elapsed());
     tracing::info!(sales = sales.len(), ms = started.elapsed().as_millis(), "the gate has been rebuilt");
     Ok(())
@@ -81,12 +95,13 @@ async fn close(shared: &Arc<Shared>, sale: &Sale) -> Result<(), NotReady> {
 /// Opens one sale under the current incarnation: one that was created and not opened.
 pub(super) async fn one(shared: &Arc<Shared>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
     close(shared, sale).await?;
-    load(shared, sale, incarnation).await
+    load(shared, sale, incarnation, Instant::now()).await
 }
 
-/// Records what has survived of a closed sale, then loads and opens it.
-async fn load(shared: &Arc<Shared>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
+/// Records what has survived of a closed sale, then loads and opens it, at `not_before` at the earliest.
+async fn load(shared: &Arc<Shared>, sale: &Sale, incarnation: u64, not_before: Instant) -> Result<(), NotReady> {
     record_survivors(shared, sale).await?;
+    tokio::time::sleep_until(not_before.into()).await;
     let (gate, ledger) = (&shared.gate, &shared.context.ledger);
     let Some(LoadedSale { sale, marks }) = ledger.begin_load(sale.id, incarnation).await? else {
         return Err(NotReady::Rebuilding);
@@ -105,14 +120,14 @@ async fn load(shared: &Arc<Shared>, sale: &Sale, incarnation: u64) -> Result<(),
 
 /// Records the entries of the outbox, and the marks that have no row.
 async fn record_survivors(shared: &Arc<Shared>, sale: &Sale) -> Result<(), NotReady> {
-    let seller = shared.with_queue(sale.id, |queue| queue.seller.clone())?;
+    let seller = shared.seller(sale.id)?;
     let mut after = None;
     loop {
         let entries = shared.gate.entries(sale.id, after, ENTRIES).await?;
         let Some(last) = entries.last() else { break };
         after = Some(last.id);
         for entry in entries {
-            seller.record_only(entry.id.epoch, entry.orders.into_iter()).await;
+            seller.record_before_rebuild(entry.id.epoch, entry.orders.into_iter()).await?;
         }
     }
     let Some((epoch, marks)) = shared.gate.surviving_marks(sale.id).await? else { return Ok(()) };
@@ -123,7 +138,7 @@ async fn record_survivors(shared: &Arc<Shared>, sale: &Sale) -> Result<(), NotRe
     let admitted = |&(user, order): &_| Admitted { order, user, seq: 0, at };
     let missing: Vec<Admitted> = marks.iter().filter(|mark| !recorded.contains(mark)).map(admitted).collect();
     for orders in missing.chunks(ORDERS) {
-        seller.record_only(epoch, orders.iter().copied()).await;
+        seller.record_before_rebuild(epoch, orders.iter().copied()).await?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@
 //! | a dead row with a mark | release the mark |
 //! | a live row without a mark | rebuild the gate |
 //! | an older version in the gate | edit the gate again |
-//! | the same version with another cap | a lower one is written into the ledger; a higher one is replaced by the ledger's |
+//! | the same version with another cap | a lower one is written into the ledger; one that is higher, or below the marks, is replaced by the ledger's |
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -40,11 +40,32 @@ const PERMIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A difference between gate and ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Finding {
-    MarkWithoutRow { user: UserId, order: OrderId, epoch: Epoch },
-    DeadRowWithMark { user: UserId, order: OrderId, existing: Option<OrderId> },
-    LiveRowWithoutMark { user: UserId, order: OrderId },
-    OldVersion { gate: i64, ledger: i64 },
-    Cap { version: i64, gate: u32, ledger: u32, total: u32 },
+    MarkWithoutRow {
+        user: UserId,
+        order: OrderId,
+        epoch: Epoch,
+    },
+    DeadRowWithMark {
+        user: UserId,
+        order: OrderId,
+        existing: Option<OrderId>,
+    },
+    LiveRowWithoutMark {
+        user: UserId,
+        order: OrderId,
+    },
+    OldVersion {
+        gate: i64,
+        ledger: i64,
+    },
+    /// `is_possible`: the gate has no more marks than its cap.
+    Cap {
+        version: i64,
+        gate: u32,
+        ledger: u32,
+        total: u32,
+        is_possible: bool,
+    },
 }
 
 impl Finding {
@@ -204,7 +225,8 @@ async fn find(shared: &Shared, sale: SaleId) -> Result<HashSet<Finding>, Error> 
         found.insert(Finding::OldVersion { gate: snapshot.version, ledger: sold.version });
     } else if snapshot.version == sold.version && snapshot.cap != sold.cap {
         let (version, gate, ledger, total) = (sold.version, snapshot.cap, sold.cap, sold.total);
-        found.insert(Finding::Cap { version, gate, ledger, total });
+        let is_possible = snapshot.marks <= gate;
+        found.insert(Finding::Cap { version, gate, ledger, total, is_possible });
     }
     Ok(found)
 }
@@ -267,7 +289,7 @@ async fn repair(
     match finding {
         Finding::MarkWithoutRow { user, order, epoch } => {
             let admitted = Admitted { order, user, seq: 0, at: shared.context.clock.now() };
-            let seller = shared.with_queue(sale, |queue| queue.seller.clone())?;
+            let seller = shared.seller(sale)?;
             if !seller.record_and_release(&[Pending { epoch, admitted }]).await {
                 return Err(Error::OutcomeUnknown);
             }
@@ -278,19 +300,15 @@ async fn repair(
             Ok("the mark was released")
         }
         Finding::OldVersion { .. } => edit_again(shared, sale).await.map(|()| "the edit was repeated"),
-        Finding::Cap { version, gate: cap, total, .. } if cap <= total => {
-            if !ledger.adopt_cap(sale, version, cap).await? {
-                return Err(Error::OutcomeUnknown);
+        Finding::Cap { version, gate: cap, total, is_possible: true, .. } if cap <= total => {
+            match ledger.adopt_cap(sale, version, cap, shared.context.clock.now()).await? {
+                None => Err(Error::OutcomeUnknown),
+                Some(adopted) if adopted == cap => Ok("the gate's cap was written into the ledger"),
+                // The gate's cap is below what is sold.
+                Some(_) => replace_cap(shared, sale, version).await,
             }
-            Ok("the gate's cap was written into the ledger")
         }
-        Finding::Cap { version, .. } => {
-            // The gate takes an edit only with a higher version.
-            if !ledger.raise_version(sale, version).await? {
-                return Err(Error::OutcomeUnknown);
-            }
-            edit_again(shared, sale).await.map(|()| "the ledger's cap was written into the gate")
-        }
+        Finding::Cap { version, .. } => replace_cap(shared, sale, version).await,
         // Marks cannot be added one by one: only a rebuild loads them.
         Finding::LiveRowWithoutMark { .. } => {
             let rebuilt = rebuilt.get_or_init(|| rebuild_gate(shared)).await;
@@ -302,6 +320,15 @@ async fn repair(
 /// Writes the ledger's settings of the sale into the gate.
 async fn edit_again(shared: &Shared, sale: SaleId) -> Result<(), Error> {
     let current = shared.context.ledger.sale(sale).await?.ok_or(GateError::NotOpen)?;
-    shared.gate.edit(&current).await?;
+    let cap = shared.gate.edit(&current).await?;
+    shared.complete_reduction(&current, cap).await?;
     Ok(())
+}
+
+/// Writes the ledger's cap into the gate, which takes an edit only with a higher version.
+async fn replace_cap(shared: &Shared, sale: SaleId, version: i64) -> Result<&'static str, Error> {
+    if !shared.context.ledger.raise_version(sale, version).await? {
+        return Err(Error::OutcomeUnknown);
+    }
+    edit_again(shared, sale).await.map(|()| "the ledger's cap was written into the gate")
 }

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
-use stampede_core::ports::{Gate as _, GateError, LedgerError};
+use stampede_core::ports::{Gate as _, GateError, GateRecord, LedgerError};
 use stampede_core::{Epoch, Sale, SaleId, SalePhase, Timestamp};
+use stampede_redis::{Backoff, jitter};
 use tokio::sync::{Notify, oneshot};
 
 use super::{Shared, rebuild, requirements};
@@ -17,7 +18,12 @@ use crate::alerts::AlertKind;
 use crate::error::{Error, describe};
 use crate::retention::{RETENTION, is_past_retention};
 
+/// The pause between two rounds while the gate can be used. Shortened at random, so that nodes do not act at the same moment.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The same while Redis does not answer or the gate is being rebuilt.
+const UNREADY_INTERVAL: Duration = Duration::from_millis(200);
+/// How long a node that has begun a rebuild is given to load the scripts.
+const BEGUN_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often a Redis that stays connected is checked: its clock may be set while it runs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The shortest pause between two rounds.
@@ -87,13 +93,13 @@ impl From<Error> for NotReady {
 
 /// Sales for which the gate has answered that it lost them, with the incarnation and the epoch that were used.
 #[derive(Debug, Default)]
-pub(super) struct LostSales {
+pub(in crate::tier) struct LostSales {
     found: Mutex<HashMap<SaleId, (u64, Epoch)>>,
     notify: Notify,
 }
 
 impl LostSales {
-    pub(super) fn report(&self, sale: SaleId, incarnation: u64, epoch: Epoch) {
+    pub(in crate::tier) fn report(&self, sale: SaleId, incarnation: u64, epoch: Epoch) {
         self.found.lock().insert(sale, (incarnation, epoch));
         self.notify.notify_one();
     }
@@ -131,12 +137,22 @@ struct Progress {
     since: Instant,
 }
 
+/// Which sales are open in the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opened {
+    All,
+    /// Others are being rebuilt.
+    Some,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Recovery {
     /// The connection over which Redis was last checked.
     checked_connection: Option<u64>,
     /// When Redis last passed the check.
     checked_at: Option<Instant>,
+    /// The incarnation whose rebuild was begun and whose scripts are missing, and since when.
+    begun: Option<(u64, Instant)>,
     not_open: HashMap<SaleId, Progress>,
 }
 
@@ -149,14 +165,13 @@ pub(super) async fn run(shared: Weak<Shared>, started: oneshot::Sender<Result<()
         let _ = started.send(recovery.start(&shared).await);
         (shared.losses.clone(), shared.changes.clone())
     };
-    let mut rounds = tokio::time::interval(INTERVAL);
-    rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut next_round = tokio::time::Instant::now();
     loop {
         let is_change = tokio::select! {
             () = changes.notify.notified() => true,
             () = changes.all.notified() => false,
             () = losses.notify.notified() => false,
-            _ = rounds.tick() => false,
+            () = tokio::time::sleep_until(next_round) => false,
         };
         let Some(shared) = shared.upgrade() else { return };
         if is_change {
@@ -165,7 +180,11 @@ pub(super) async fn run(shared: Weak<Shared>, started: oneshot::Sender<Result<()
             tokio::time::sleep(CHANGES_PAUSE).await;
         } else {
             // The reason has been logged, and `ready` returns it.
-            let _ = recovery.round(&shared).await;
+            let interval = match recovery.round(&shared).await {
+                Ok(Opened::Some) | Err(NotReady::Redis(_) | NotReady::Rebuilding) => UNREADY_INTERVAL,
+                _ => INTERVAL,
+            };
+            next_round = tokio::time::Instant::now() + jitter(interval);
             // LostSales are reported at the rate of the requests.
             tokio::time::sleep(SHORTEST_PAUSE).await;
         }
@@ -184,37 +203,48 @@ async fn apply(shared: &Shared) {
     }
 }
 
-/// Compares an open sale with the gate: reads what is left, and repeats an edit that has not reached the gate.
+/// Compares an open sale with the gate: reads what is left, repeats an edit that has not reached the gate, and completes a reduction.
 async fn compare(shared: &Shared, sale: &Sale) {
     let Some((incarnation, epoch)) = shared.gate.opened_as(sale.id) else { return };
     let compared = async {
-        let snapshot = shared.gate.snapshot(sale.id).await?;
-        if snapshot.is_some_and(|snapshot| snapshot.version < sale.version) {
-            shared.gate.edit(sale).await?;
-        }
-        Ok::<_, GateError>(())
+        let Some(snapshot) = shared.gate.snapshot(sale.id).await? else { return Ok(()) };
+        let cap = match snapshot.version.cmp(&sale.version) {
+            std::cmp::Ordering::Less => shared.gate.edit(sale).await?,
+            std::cmp::Ordering::Equal => Some(snapshot.cap),
+            // The sale was edited after it was read.
+            std::cmp::Ordering::Greater => return Ok(()),
+        };
+        shared.complete_reduction(sale, cap).await?;
+        Ok::<_, Error>(())
     };
     match compared.await {
         Ok(()) => {}
-        Err(GateError::Lost) => shared.losses.report(sale.id, incarnation, epoch),
-        Err(error) => tracing::debug!(sale = %sale.id, %error, "cannot compare a sale with the gate"),
+        Err(Error::Gate(GateError::Lost)) => shared.losses.report(sale.id, incarnation, epoch),
+        Err(error) => {
+            tracing::debug!(sale = %sale.id, error = describe(&error), "cannot compare a sale with the gate");
+        }
     }
 }
 
 impl Recovery {
     /// Repeats rounds until the gate can be used, or it is certain that it cannot be for now.
     async fn start(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
+        let mut backoff = Backoff::new(SHORTEST_PAUSE, UNREADY_INTERVAL);
         loop {
             match self.round(shared).await {
-                Err(NotReady::Rebuilding) => tokio::time::sleep(SHORTEST_PAUSE).await,
-                done => return done,
+                Err(NotReady::Rebuilding) => backoff.sleep().await,
+                done => return done.map(drop),
             }
         }
     }
 
     /// Brings this node in line with the ledger and the gate, and remembers whether it can sell.
-    async fn round(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
+    async fn round(&mut self, shared: &Arc<Shared>) -> Result<Opened, NotReady> {
         let done = self.follow(shared).await;
+        match done {
+            Ok(Opened::All) => shared.closed.end(),
+            Ok(Opened::Some) | Err(_) => shared.closed.begin(),
+        }
         let reason = done.as_ref().err().cloned();
         let before = std::mem::replace(&mut *shared.not_ready.lock(), reason.clone());
         shared.is_unsuitable.store(matches!(reason, Some(NotReady::Unsuitable(_))), Ordering::Relaxed);
@@ -229,27 +259,28 @@ impl Recovery {
         done
     }
 
-    async fn follow(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
+    async fn follow(&mut self, shared: &Arc<Shared>) -> Result<Opened, NotReady> {
         let (gate, ledger) = (&shared.gate, &shared.context.ledger);
-        let redis = &shared.config.redis;
-        let is_due = self.checked_at.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
-        let is_new = self.checked_connection != Some(redis.connection_count());
-        if is_due || is_new {
-            self.checked_at = None;
-            requirements::check(redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
-            if is_new {
-                requirements::warn_of_missing_persistence(redis).await?;
+        self.check_redis(shared).await?;
+        let record = ledger.gate_record("").await?;
+        let incarnation = record.incarnation;
+        shared.set_incarnation(&record);
+        let has_scripts = gate.has_scripts().await?;
+        if has_scripts {
+            self.begun = None;
+            if let Some(reason) = other_server(shared, &record).await? {
+                return rebuild_all(shared, reason).await;
             }
-            (self.checked_connection, self.checked_at) = (Some(redis.connection_count()), Some(Instant::now()));
-        }
-        let incarnation = ledger.gate_record("").await?.incarnation;
-        shared.set_incarnation(incarnation);
-        if !gate.has_scripts().await? {
-            return rebuild::all(shared, "Redis does not have the scripts of the gate").await;
         }
         let losses = shared.losses.take();
         let now = shared.context.clock.now();
         let sales = ledger.sales(Some(now.minus(RETENTION))).await?;
+        if !has_scripts {
+            if self.is_begun_elsewhere(&sales, incarnation) {
+                return Err(NotReady::Rebuilding);
+            }
+            return rebuild_all(shared, "Redis does not have the scripts of the gate").await;
+        }
         for sale in &sales {
             shared.adopt(sale);
             shared.context.sale_index.put(sale.clone());
@@ -258,17 +289,45 @@ impl Recovery {
         let is_lost =
             |sale: &Sale| sale.phase == SalePhase::Open && losses.get(&sale.id) == Some(&(incarnation, sale.epoch));
         if sales.iter().any(is_lost) {
-            return rebuild::all(shared, "Redis has lost a part of the gate").await;
+            return rebuild_all(shared, "Redis has lost a part of the gate").await;
         }
-        self.open_stalled(shared, &sales, incarnation).await?;
+        let is_rebuilt = self.open_stalled(shared, &sales, incarnation).await?;
         retire(shared, now).await?;
         let open = sales.iter().filter(|sale| sale.phase == SalePhase::Open);
         futures_util::stream::iter(open).for_each_concurrent(CONCURRENT_SNAPSHOTS, |sale| compare(shared, sale)).await;
+        let is_open = |sale: &Sale| sale.phase == SalePhase::Open || is_new(sale);
+        Ok(if is_rebuilt || sales.iter().all(is_open) { Opened::All } else { Opened::Some })
+    }
+
+    /// Checks a server that this node is newly connected to, and at intervals every server.
+    async fn check_redis(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
+        let (redis, ledger) = (&shared.config.redis, &shared.context.ledger);
+        let is_due = self.checked_at.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
+        let is_new = self.checked_connection.is_none() || self.checked_connection != redis.current_connection();
+        if is_due || is_new {
+            self.checked_at = None;
+            let connection = requirements::check(redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
+            requirements::check_persistence(redis, &shared.delivery, is_new).await?;
+            (self.checked_connection, self.checked_at) = (Some(connection), Some(Instant::now()));
+        }
         Ok(())
     }
 
-    /// Opens sales that were left unopened by a node that died.
-    async fn open_stalled(&mut self, shared: &Arc<Shared>, sales: &[Sale], incarnation: u64) -> Result<(), NotReady> {
+    /// Whether another node has begun a rebuild a moment ago, and may be about to load the scripts.
+    fn is_begun_elsewhere(&mut self, sales: &[Sale], incarnation: u64) -> bool {
+        if !sales.iter().any(|sale| sale.phase == SalePhase::Closing) {
+            return false;
+        }
+        let (of, since) = *self.begun.get_or_insert((incarnation, Instant::now()));
+        if of != incarnation {
+            self.begun = Some((incarnation, Instant::now()));
+            return true;
+        }
+        since.elapsed() < BEGUN_TIMEOUT
+    }
+
+    /// Opens sales that were left unopened by a node that died. Returns whether the whole gate was rebuilt.
+    async fn open_stalled(&mut self, shared: &Arc<Shared>, sales: &[Sale], incarnation: u64) -> Result<bool, NotReady> {
         let (mut not_open, mut stalled) = (HashMap::new(), Vec::new());
         let waiting: Vec<&Sale> = sales.iter().filter(|sale| sale.phase != SalePhase::Open).collect();
         let heartbeat = if waiting.is_empty() { 0 } else { shared.gate.heartbeat().await? };
@@ -284,12 +343,28 @@ impl Recovery {
         self.not_open = not_open;
         for sale in &stalled {
             if !is_new(sale) {
-                return rebuild::all(shared, "a rebuild of the gate made no progress").await;
+                return rebuild::all(shared, "a rebuild of the gate made no progress").await.map(|()| true);
             }
             tracing::warn!(sale = %sale.id, "opening a sale that was created but not opened");
             rebuild::one(shared, sale, incarnation).await?;
         }
-        Ok(())
+        Ok(false)
+    }
+}
+
+async fn rebuild_all(shared: &Arc<Shared>, reason: &str) -> Result<Opened, NotReady> {
+    rebuild::all(shared, reason).await.map(|()| Opened::All)
+}
+
+/// Why the server is not the one on which the incarnation was opened, although it has its scripts; `None` if it is.
+async fn other_server(shared: &Shared, record: &GateRecord) -> Result<Option<&'static str>, NotReady> {
+    if record.replication_id.is_empty() {
+        return Ok(Some("it is not known on which Redis the gate was opened"));
+    }
+    match shared.gate.verify_server().await {
+        Ok(()) => Ok(None),
+        Err(GateError::Lost) => Ok(Some("Redis has another replication id, so it may hold an older copy of the gate")),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -8,6 +8,7 @@ use stampede_core::Timestamp;
 use stampede_core::ports::GateRecords;
 use stampede_redis::{Client, CommandError};
 
+use super::super::{Delivery, StreamConfig};
 use super::recovery::NotReady;
 
 /// The first version that keeps loaded scripts neither in its append-only file nor on replicas. With an older one, a server that was
@@ -16,12 +17,14 @@ const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// Sales begin and end by the clock of Redis, and ids carry that of the ledger.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1);
 
+/// Checks the server, and returns the number of the connection over which it was checked.
 pub(super) async fn check(
     client: &Client,
     ledger: &(dyn GateRecords + '_),
     assume_noeviction: bool,
-) -> Result<(), NotReady> {
+) -> Result<u64, NotReady> {
     let server: String = query(client, &["INFO", "server"]).await?;
+    let connection = client.current_connection();
     let version = field(&server, "redis_version").unwrap_or_default();
     if parse_version(version).is_none_or(|version| version < OLDEST_VERSION) {
         let (major, minor) = OLDEST_VERSION;
@@ -40,17 +43,38 @@ pub(super) async fn check(
             "the clock of Redis is {ahead_ms} ms ahead of the database's; synchronize both (NTP)"
         )));
     }
-    Ok(())
+    let replication: String = query(client, &["INFO", "replication"]).await?;
+    if field(&replication, "role") != Some("master") {
+        return Err(NotReady::Redis("it is a replica".to_owned()));
+    }
+    // A new connection may lead to another server.
+    let is_same = client.current_connection() == connection;
+    connection.filter(|_| is_same).ok_or_else(|| NotReady::Redis("the connection broke".to_owned()))
 }
 
-/// Warns if Redis does not write what it holds to disk.
-pub(super) async fn warn_of_missing_persistence(client: &Client) -> Result<(), NotReady> {
+/// Checks that Redis writes what it holds to disk. Without a queue, or where the settings allow it, it need not: then this is a warning,
+/// once for a connection.
+pub(super) async fn check_persistence(client: &Client, delivery: &Delivery, is_new: bool) -> Result<(), NotReady> {
     let persistence: String = query(client, &["INFO", "persistence"]).await?;
-    if field(&persistence, "aof_enabled") == Some("0") {
-        tracing::warn!(
+    if field(&persistence, "aof_enabled") != Some("0") {
+        return Ok(());
+    }
+    match delivery {
+        Delivery::Stream(StreamConfig { allow_without_aof: false, .. }) => {
+            return Err(NotReady::Unsuitable(
+                "Redis does not write an append-only file (appendonly no), so accepted orders would be lost with it: set appendonly yes, \
+                 or allow it with queue.allow_without_aof = true"
+                    .to_owned(),
+            ));
+        }
+        _ if !is_new => {}
+        Delivery::Stream(_) => tracing::warn!(
+            "Redis does not write an append-only file (appendonly no): when it dies, accepted orders that were not yet recorded are lost"
+        ),
+        Delivery::Commit => tracing::warn!(
             "Redis does not write an append-only file (appendonly no): when it dies, orders that were admitted and not yet recorded are lost, \
              and their buyers have to try again"
-        );
+        ),
     }
     Ok(())
 }

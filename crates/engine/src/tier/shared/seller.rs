@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use metrics::{Histogram, histogram};
 use stampede_core::ports::gate::{AdmitRequest, Release};
-use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, Ledger, RecordOutcome};
+use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, Ledger, LedgerError, RecordOutcome};
 use stampede_core::{Admission, Epoch, OrderId, Refusal, SaleId, SalePhase, failpoint};
 use stampede_gate::RedisGate;
 use stampede_gate::redis::{Entry, EntryId};
@@ -22,26 +22,37 @@ use crate::error::describe;
 use crate::recording::{CommitOutcome, Pending, Recording};
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Job {
+pub(in crate::tier) enum Job {
     Admit(AdmitRequest),
     /// An order that has a mark and no row.
     RollForward(Pending),
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Answer {
-    Admitted { decision: Decision, outcome: CommitOutcome },
-    AlreadyHas { order: OrderId, decision: Decision },
+pub(in crate::tier) enum Answer {
+    Admitted {
+        decision: Decision,
+        outcome: CommitOutcome,
+    },
+    /// Admitted, and safe in the queue.
+    Accepted,
+    AlreadyHas {
+        order: OrderId,
+        decision: Decision,
+        asked_at: Instant,
+    },
     Refused(Refusal),
     RolledForward(CommitOutcome),
 }
 
-pub(super) struct Seller {
+pub(in crate::tier) struct Seller {
     sale: SaleId,
     gate: Arc<RedisGate>,
     ledger: Arc<dyn Ledger>,
     recording: Recording,
     losses: Arc<LostSales>,
+    /// Whether nodes wait for the orders that are recorded.
+    announces: bool,
     /// Held while orders of the sale are recorded: one call of the ledger at a time.
     exclusive: Mutex<()>,
     /// Calls that settle entries, after their buyers have been answered.
@@ -50,12 +61,13 @@ pub(super) struct Seller {
 }
 
 impl Seller {
-    pub(super) fn new(
+    pub(in crate::tier) fn new(
         sale: SaleId,
         gate: Arc<RedisGate>,
         ledger: Arc<dyn Ledger>,
         recording: Recording,
         losses: Arc<LostSales>,
+        announces: bool,
     ) -> Self {
         Self {
             sale,
@@ -63,15 +75,24 @@ impl Seller {
             ledger,
             recording,
             losses,
+            announces,
             exclusive: Mutex::default(),
             settling: TaskTracker::new(),
             admit_seconds: histogram!("stampede_gate_admit_seconds"),
         }
     }
 
-    async fn admit(&self, requests: &[AdmitRequest]) -> Result<(Vec<Decision>, Option<EntryId>), GateError> {
+    /// Decides on requests. The new orders are in the outbox under the returned entry.
+    pub(in crate::tier) async fn admit(
+        &self,
+        requests: &[AdmitRequest],
+    ) -> Result<(Vec<Decision>, Option<EntryId>), GateError> {
         if requests.is_empty() {
             return Ok((Vec::new(), None));
+        }
+        if !self.gate.is_answering() {
+            // The requests were queued before that was known.
+            return Err(GateError::NotSent);
         }
         if self.gate.opened_as(self.sale).is_none() {
             self.adopt_if_open().await;
@@ -84,7 +105,11 @@ impl Seller {
         {
             self.losses.report(self.sale, incarnation, epoch);
         }
-        admitted?.ok_or(GateError::NotOpen)
+        let admitted = admitted?.ok_or(GateError::NotOpen)?;
+        if admitted.1.is_some() {
+            failpoint::hit("buy.admitted");
+        }
+        Ok(admitted)
     }
 
     /// Sends requests to the gate if another node has opened the sale, and this one has not heard of it yet.
@@ -105,8 +130,7 @@ impl Seller {
         self.recording.record(pending).await
     }
 
-    /// Releases the marks of orders that the ledger has refused. Returns whether every order has a row or is in quarantine, and no mark
-    /// is left that should not be: then its entry can be settled.
+    /// Releases the marks of orders that the ledger has refused. Returns whether no mark is left that should not be.
     async fn release_dead(&self, pending: &[Pending], outcomes: &[CommitOutcome]) -> bool {
         let mut releases = Vec::new();
         for (Pending { admitted: Admitted { user, order, .. }, .. }, outcome) in pending.iter().zip(outcomes) {
@@ -128,7 +152,7 @@ impl Seller {
             tracing::warn!(sale = %self.sale, marks = releases.len(), %error, "cannot release marks yet; the outbox keeps them");
             return false;
         }
-        !outcomes.contains(&CommitOutcome::Undecided)
+        true
     }
 
     /// Removes an entry whose orders the ledger has. Nothing waits for it.
@@ -138,33 +162,60 @@ impl Seller {
     }
 
     async fn settle_now(&self, entries: &[EntryId]) {
+        if entries.is_empty() {
+            return;
+        }
         failpoint::hit("outbox.settle");
-        if let Err(error) = self.gate.settle_entries(self.sale, entries).await {
+        if let Err(error) = self.gate.settle_entries(self.sale, entries, self.announces).await {
             tracing::debug!(sale = %self.sale, %error, "cannot settle an entry yet; it is recorded again later");
         }
     }
 
-    /// Records the orders of entries that were left in the outbox, and settles these.
-    pub(super) async fn settle_stale(&self, entries: &[Entry]) {
-        for entry in entries {
-            let epoch = entry.id.epoch;
-            let pending: Vec<_> = entry.orders.iter().map(|&admitted| Pending { epoch, admitted }).collect();
-            if self.record_and_release(&pending).await {
-                self.settle_now(&[entry.id]).await;
+    /// Records the orders of entries of the outbox, in as few transactions as `max_batch` allows, and settles the entries. One that
+    /// cannot be settled yet stays in the outbox.
+    pub(in crate::tier) async fn record_entries(&self, entries: &[Entry], max_batch: usize) {
+        for entries in batches(entries, max_batch) {
+            let pending_of = |entry: &Entry| {
+                let epoch = entry.id.epoch;
+                entry.orders.iter().map(move |&admitted| Pending { epoch, admitted }).collect::<Vec<_>>()
+            };
+            let pending: Vec<Pending> = entries.iter().flat_map(pending_of).collect();
+            let outcomes = self.record(&pending).await;
+            if !self.release_dead(&pending, &outcomes).await {
+                continue;
             }
+            let mut rest = outcomes.as_slice();
+            let mut decided = Vec::with_capacity(entries.len());
+            for entry in entries {
+                let (of_entry, others) = rest.split_at(entry.orders.len().min(rest.len()));
+                rest = others;
+                if all_decided(of_entry) {
+                    decided.push(entry.id);
+                }
+            }
+            self.settle_now(&decided).await;
         }
     }
 
     /// Records orders, and releases the marks of those that the ledger refuses. Returns whether all of this is done.
     pub(super) async fn record_and_release(&self, pending: &[Pending]) -> bool {
         let outcomes = self.record(pending).await;
-        self.release_dead(pending, &outcomes).await
+        self.release_dead(pending, &outcomes).await && all_decided(&outcomes)
     }
 
-    /// Records orders of one epoch, without a change of the gate.
-    pub(super) async fn record_only(&self, epoch: Epoch, orders: impl Iterator<Item = Admitted>) {
+    /// Records orders of one epoch, without a change of the gate. What cannot be recorded is quarantined: under the next epoch it would
+    /// be rejected.
+    pub(super) async fn record_before_rebuild(
+        &self,
+        epoch: Epoch,
+        orders: impl Iterator<Item = Admitted>,
+    ) -> Result<(), LedgerError> {
         let pending: Vec<_> = orders.map(|admitted| Pending { epoch, admitted }).collect();
-        self.record(&pending).await;
+        let outcomes = self.record(&pending).await;
+        for (pending, _) in pending.iter().zip(outcomes).filter(|(_, outcome)| *outcome == CommitOutcome::Undecided) {
+            self.recording.quarantine(*pending).await?;
+        }
+        Ok(())
     }
 
     /// Retries orders that could not be recorded, at intervals. Never returns.
@@ -193,6 +244,27 @@ impl Seller {
     }
 }
 
+/// Whether every order has a row or is in quarantine.
+fn all_decided(outcomes: &[CommitOutcome]) -> bool {
+    !outcomes.contains(&CommitOutcome::Undecided)
+}
+
+/// Divides entries into groups of at most `max_orders` orders, or of one entry.
+fn batches(entries: &[Entry], max_orders: usize) -> impl Iterator<Item = &[Entry]> {
+    let mut rest = entries;
+    std::iter::from_fn(move || {
+        let mut orders = 0;
+        let fits = |entry: &&Entry| {
+            orders += entry.orders.len();
+            orders <= max_orders
+        };
+        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (batch, others) = rest.split_at(count);
+        rest = others;
+        (!batch.is_empty()).then_some(batch)
+    })
+}
+
 /// For `Arc<Seller>`, because entries are settled by tasks of their own.
 impl Backend<Job> for SellerHandle {
     type Answer = Result<Answer, GateError>;
@@ -204,14 +276,11 @@ impl Backend<Job> for SellerHandle {
             Job::RollForward(_) => None,
         };
         let requests: Vec<AdmitRequest> = batch.iter().filter_map(request).collect();
+        let asked_at = Instant::now();
         let (decisions, entry, failed) = match seller.admit(&requests).await {
             Ok((decisions, entry)) => (decisions, entry, None),
             Err(error) => (Vec::new(), None, Some(error)),
         };
-        if entry.is_some() {
-            failpoint::hit("buy.admitted");
-        }
-
         let mut pending = Vec::with_capacity(batch.len());
         let mut decided = decisions.iter();
         for job in batch {
@@ -227,8 +296,8 @@ impl Backend<Job> for SellerHandle {
             }
         }
         let outcomes = seller.record(&pending).await;
-        let is_done = seller.release_dead(&pending, &outcomes).await;
-        if let Some(entry) = entry.filter(|_| is_done) {
+        let is_released = seller.release_dead(&pending, &outcomes).await;
+        if let Some(entry) = entry.filter(|_| is_released && all_decided(&outcomes)) {
             seller.settle(entry);
         }
 
@@ -240,7 +309,7 @@ impl Backend<Job> for SellerHandle {
                 let Some(decision) = decisions.next() else { return Err(failed.unwrap_or(GateError::Unanswered)) };
                 match decision.admission {
                     Admission::Admitted(_) => Ok(Answer::Admitted { decision, outcome: next_outcome() }),
-                    Admission::AlreadyHas(order) => Ok(Answer::AlreadyHas { order, decision }),
+                    Admission::AlreadyHas(order) => Ok(Answer::AlreadyHas { order, decision, asked_at }),
                     Admission::Refused(refusal) => Ok(Answer::Refused(refusal)),
                     Admission::Busy => Err(GateError::Busy),
                 }

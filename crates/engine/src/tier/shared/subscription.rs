@@ -6,9 +6,11 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use metrics::counter;
 use redis::{RedisResult, Value};
-use stampede_core::{Clock, SaleId};
+use stampede_core::{Clock, Epoch, SaleId};
 use stampede_redis::{Backoff, Client, timeout_error};
 
+use super::super::queued::outcomes::Outcomes;
+use super::super::shielded::{Generation, Shield};
 use super::recovery::Changes;
 use crate::auth::CachedSession;
 use crate::sessions::Sessions;
@@ -25,6 +27,8 @@ pub(super) struct Subscription {
     /// The channel of changed sales.
     pub(super) sales: String,
     pub(super) changes: Arc<Changes>,
+    pub(super) outcomes: Arc<Outcomes>,
+    pub(super) shield: Option<Arc<Shield>>,
     pub(super) sessions: Arc<SharedSessions>,
     pub(super) cached_sessions: Arc<Sessions<CachedSession>>,
     pub(super) clock: Arc<dyn Clock>,
@@ -37,6 +41,9 @@ impl Subscription {
         loop {
             let ended = self.receive(&mut backoff).await;
             self.sessions.disconnected();
+            if let Some(shield) = &self.shield {
+                shield.disconnected();
+            }
             if let Err(error) = ended {
                 tracing::debug!(%error, "the Redis subscription failed; retrying");
             }
@@ -51,6 +58,9 @@ impl Subscription {
         backoff.reset();
         // Messages that were sent before the subscription were missed.
         self.changes.add_all();
+        if let Some(shield) = &self.shield {
+            shield.subscribed();
+        }
         self.sessions.subscribed(|| self.cached_sessions.retain(|_| false));
         let mut ping = tokio::time::interval_at(tokio::time::Instant::now() + PING_INTERVAL, PING_INTERVAL);
         loop {
@@ -61,7 +71,7 @@ impl Subscription {
                     let handled = if message.get_channel_name() == ended_sessions {
                         self.end_session(payload)
                     } else {
-                        parse(payload).map(|sale| self.changes.add(sale))
+                        parse(payload).map(|message| self.handle(message))
                     };
                     if handled.is_none() {
                         counter!("stampede_gate_malformed_messages_total").increment(1);
@@ -69,6 +79,24 @@ impl Subscription {
                 }
                 _ = ping.tick() => with_timeout(sink.ping::<Value>()).await.map(drop)?,
             }
+        }
+    }
+
+    fn handle(&self, message: Message) {
+        match message {
+            Message::Changed(sale) => self.changes.add(sale),
+            Message::Reset(sale, generation) => {
+                self.changes.add(sale);
+                if let Some(shield) = &self.shield {
+                    shield.note(sale, generation);
+                }
+            }
+            Message::SoldOut(sale, generation) => {
+                if let Some(shield) = &self.shield {
+                    shield.sold_out_elsewhere(sale, generation);
+                }
+            }
+            Message::Recorded(sale) => self.outcomes.notify(sale),
         }
     }
 
@@ -85,11 +113,32 @@ impl Subscription {
     }
 }
 
-/// The sale of a message: a word, the sale's id, and perhaps more.
-fn parse(message: &[u8]) -> Option<SaleId> {
+/// A message about a sale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Message {
+    /// The sale has changed.
+    Changed(SaleId),
+    /// The sale has changed, and stock may have come back in this generation.
+    Reset(SaleId, Generation),
+    /// Nothing is left in this generation.
+    SoldOut(SaleId, Generation),
+    /// Orders of the sale were recorded.
+    Recorded(SaleId),
+}
+
+/// A message is a word, the sale's id, and perhaps more.
+fn parse(message: &[u8]) -> Option<Message> {
     let mut words = std::str::from_utf8(message).ok()?.split(' ');
-    words.next().filter(|&word| word == "reset" || word == "changed")?;
-    words.next()?.parse().ok()
+    let (word, sale) = (words.next()?, words.next()?.parse().ok()?);
+    let mut generation =
+        || Some(Generation { epoch: Epoch(words.next()?.parse().ok()?), number: words.next()?.parse().ok()? });
+    match word {
+        "changed" => Some(Message::Changed(sale)),
+        "recorded" => Some(Message::Recorded(sale)),
+        "reset" => Some(Message::Reset(sale, generation()?)),
+        "soldout" => Some(Message::SoldOut(sale, generation()?)),
+        _ => None,
+    }
 }
 
 async fn with_timeout<T>(work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
@@ -102,12 +151,24 @@ mod tests {
 
     #[test]
     fn messages_of_the_gate_are_read_and_others_are_not() {
-        let sale = SaleId::new(7).ok();
-        assert_eq!(parse(b"reset 7 3 12"), sale);
-        assert_eq!(parse(b"changed 7"), sale);
-        for malformed in
-            [&b"reset"[..], b"reset x", b"other 7", b"", b"\xff\xfe", b"reset -1", b"reset 99999999999999999999"]
-        {
+        let sale = SaleId::new(7).unwrap();
+        let generation = Generation { epoch: Epoch(3), number: 12 };
+        assert_eq!(parse(b"reset 7 3 12"), Some(Message::Reset(sale, generation)));
+        assert_eq!(parse(b"soldout 7 3 12"), Some(Message::SoldOut(sale, generation)));
+        assert_eq!(parse(b"changed 7"), Some(Message::Changed(sale)));
+        assert_eq!(parse(b"recorded 7"), Some(Message::Recorded(sale)));
+        for malformed in [
+            &b"reset"[..],
+            b"reset x",
+            b"reset 7",
+            b"soldout 7 3",
+            b"soldout 7 3 -1",
+            b"other 7",
+            b"",
+            b"\xff\xfe",
+            b"reset -1",
+            b"reset 99999999999999999999",
+        ] {
             assert_eq!(parse(malformed), None, "{malformed:?}");
         }
     }

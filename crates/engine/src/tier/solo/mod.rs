@@ -10,20 +10,20 @@ mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, Gate, LedgerError, RecordOutcome};
-use stampede_core::{Admission, Refusal, Sale, SaleId, failpoint};
+use stampede_core::{Admission, OrderId, Refusal, Sale, SaleId, UserId, failpoint};
 use stampede_gate::MemoryGate;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::committer::Committer;
 use super::per_sale::PerSale;
-use super::{AdmitOutcome, Context, Tier};
+use super::{AdmitOutcome, Context, OrderWait, RollForwardOutcome, Tier};
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
 use crate::reconcile::ReconcileReport;
@@ -167,7 +167,7 @@ impl Tier for Solo {
         match decision.admission {
             Admission::Refused(refusal) => Ok(AdmitOutcome::Refused(refusal)),
             Admission::Busy => Err(Error::Busy),
-            Admission::AlreadyHas(order) => Ok(AdmitOutcome::AlreadyHas { order, decision }),
+            Admission::AlreadyHas(order) => Ok(AdmitOutcome::AlreadyHas { order, decision, asked_at: Instant::now() }),
             Admission::Admitted(order) => {
                 failpoint::hit("buy.admitted");
                 // There is no await between setting the mark and submitting the order, so a caller that goes away cannot leave
@@ -185,8 +185,23 @@ impl Tier for Solo {
         }
     }
 
-    async fn roll_forward(&self, sale: SaleId, held: AdmitRequest, decision: Decision) -> Result<CommitOutcome, Error> {
-        self.submit(sale, held, decision)?.await.map_err(|_| Error::OutcomeUnknown)
+    async fn roll_forward(
+        &self,
+        sale: SaleId,
+        held: AdmitRequest,
+        decision: Decision,
+        _asked_at: Instant,
+    ) -> Result<RollForwardOutcome, Error> {
+        let outcome = self.submit(sale, held, decision)?.await.map_err(|_| Error::OutcomeUnknown)?;
+        Ok(RollForwardOutcome::Submitted(outcome))
+    }
+
+    async fn pending_order(&self, _sale: SaleId, _user: UserId) -> Result<Option<OrderId>, Error> {
+        Ok(None)
+    }
+
+    fn wait_for_order(&self, _sale: SaleId, _order: OrderId) -> Result<Option<OrderWait>, Error> {
+        Ok(None)
     }
 
     async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError> {
@@ -219,12 +234,20 @@ impl Tier for Solo {
         &*self.gate
     }
 
+    fn is_sold_out(&self, _sale: SaleId, _user: UserId) -> bool {
+        false
+    }
+
     fn remaining(&self, sale: SaleId) -> Option<u32> {
         self.gate.snapshot(sale).map(|snapshot| snapshot.remaining())
     }
 
     fn is_authoritative(&self) -> bool {
         !self.context.has_others.load(Ordering::Relaxed)
+    }
+
+    fn can_admit(&self) -> Result<(), Error> {
+        Ok(())
     }
 
     fn ready(&self) -> Result<(), Error> {

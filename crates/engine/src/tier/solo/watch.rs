@@ -12,16 +12,18 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Solo;
 use crate::error::describe;
+use crate::reduction;
 use crate::retention::{RETENTION, is_past_retention};
 
 pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 /// How long after another process was last seen its effects may still appear.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The numbers of orders sold by the ledger and by the gate, where they differ, and how often in a row they did.
+/// The numbers of orders sold and the caps of the ledger and of the gate, where they differ, and how often in a row they did.
 #[derive(Debug, Clone, Copy)]
 struct Difference {
     sold: (u32, u32),
+    cap: (u32, u32),
     times: u32,
 }
 
@@ -155,13 +157,16 @@ async fn update(solo: &Solo, sale: Sale, before: Option<&Difference>) -> Result<
         return Ok(None);
     };
     let sold = (sale.sold, snapshot.settled);
-    solo.gate.edit(&sale);
+    let cap = solo.gate.edit(&sale);
+    let sale = reduction::complete(solo.context.ledger.as_ref(), sale, cap, solo.context.clock.now()).await?;
+    // Another process has completed a reduction that this gate has taken with other marks: the version is the same, the cap is not.
+    let cap = (sale.cap, cap.unwrap_or(sale.cap));
     solo.context.sale_index.put(sale);
     // Orders on their way are in the gate and not in the ledger, so a difference counts only if there are none, and if it is seen
     // twice. Quarantined orders are a lasting difference: a reload does not end it, so it is reloaded less and less often.
-    if snapshot.marks != snapshot.settled || sold.0 == sold.1 {
+    if snapshot.marks != snapshot.settled || (sold.0 == sold.1 && cap.0 == cap.1) {
         return Ok(None);
     }
-    let times = before.filter(|before| before.sold == sold).map_or(1, |before| before.times + 1);
-    Ok(Some(Difference { sold, times }))
+    let times = before.filter(|before| (before.sold, before.cap) == (sold, cap)).map_or(1, |before| before.times + 1);
+    Ok(Some(Difference { sold, cap, times }))
 }

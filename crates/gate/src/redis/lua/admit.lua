@@ -5,7 +5,9 @@
 -- ARGV[1] the epoch that the caller knows
 -- ARGV[2] the highest sequence number that the caller has seen
 -- ARGV[3] the most entries in the outbox
--- ARGV[4…] for each request: user, order
+-- ARGV[4] the channel on which nodes listen for changes
+-- ARGV[5] the sale's id
+-- ARGV[6…] for each request: user, order
 -- Returns 'lost', or {time in ms, generation, price, sequence number before this call, what is left after it, id of the new entry or '', one
 -- answer per request}:
 -- 'a' admitted now, 'r' admitted before, 'h' and the order that the user has, or a refusal: 's' sold out, 'n' not started, 'e' ended,
@@ -17,7 +19,7 @@ if sale[1] ~= INCARNATION or sale[2] ~= ARGV[1] or sale[3] == 'closed' or seq < 
 end
 
 local fields = {'#epoch'}
-for i = 4, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
     fields[#fields + 1] = ARGV[i]
 end
 local marks = redis.call('HMGET', KEYS[2], unpack(fields))
@@ -42,9 +44,9 @@ end
 
 local left = tonumber(sale[4]) - (redis.call('HLEN', KEYS[2]) - 1)
 local answers, new, taken = {}, {}, {}
-for i = 4, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
     local user, order = ARGV[i], ARGV[i + 1]
-    local held = marks[i / 2] or taken[user]
+    local held = marks[i / 2 - 1] or taken[user]
     if held and refusal ~= 'd' then
         answers[#answers + 1] = held == order and 'r' or 'h' .. held
     elseif refusal then
@@ -72,5 +74,8 @@ if #new > 0 then
     redis.call('HSET', KEYS[2], unpack(new))
     redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', last), 'hw', string.format('%.0f', now))
     redis.call('HINCRBY', KEYS[1], 'pending', #new / 2)
+    if left == 0 then
+        redis.call('PUBLISH', ARGV[4], 'soldout ' .. ARGV[5] .. ' ' .. ARGV[1] .. ' ' .. sale[9])
+    end
 end
 return {string.format('%.0f', now), sale[9], sale[10], sale[8], string.format('%.0f', math.max(left, 0)), entry, answers}

@@ -2,10 +2,12 @@
 -- KEYS[1] the sale: a hash
 -- KEYS[2] its outbox: a stream
 -- ARGV[1] the consumer group
--- ARGV[2…] ids of entries
+-- ARGV[2] the channel on which nodes wait for recorded orders, or ''
+-- ARGV[3] the sale's id
+-- ARGV[4…] ids of entries
 -- Returns the number of orders in the entries that were removed
 local orders = 0
-for i = 2, #ARGV do
+for i = 4, #ARGV do
     local found = redis.call('XRANGE', KEYS[2], ARGV[i], ARGV[i])
     if found[1] then
         redis.call('XACK', KEYS[2], ARGV[1], ARGV[i])
@@ -16,5 +18,8 @@ end
 if orders > 0 and redis.call('EXISTS', KEYS[1]) == 1 then
     -- Only where the sale exists: a counter alone must not create it.
     redis.call('HINCRBY', KEYS[1], 'pending', -orders)
+end
+if orders > 0 and ARGV[2] ~= '' then
+    redis.call('PUBLISH', ARGV[2], 'recorded ' .. ARGV[3])
 end
 return orders

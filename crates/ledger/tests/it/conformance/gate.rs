@@ -25,10 +25,14 @@ pub async fn one_rebuild_wins_and_opens_every_sale(stores: &Stores) {
 
     // Of concurrent rebuilds one wins.
     let begin = |ledger: std::sync::Arc<dyn stampede_core::ports::Ledger>| async move {
-        ledger.begin_rebuild(from, NOW).await.unwrap()
+        ledger.begin_rebuild(from, "r1", NOW).await.unwrap()
     };
     let (one, other) = tokio::join!(begin(ledger.clone()), begin(ledger.clone()));
     assert_eq!(one.xor(other), Some(from + 1));
+    let replication_id = async || ledger.gate_record("").await.unwrap().replication_id;
+    assert_eq!(replication_id().await, "r1");
+    assert_eq!(ledger.begin_rebuild(from, "late", NOW).await.unwrap(), None);
+    assert_eq!(replication_id().await, "r1", "that of the rebuild that has won");
     assert_eq!(phase().await, SalePhase::Closing);
     assert_eq!(ledger.begin_load(sale, from).await.unwrap(), None, "the older incarnation cannot load");
     assert!(!ledger.finish_load(sale, E1, from + 1).await.unwrap(), "it is closing");
@@ -40,16 +44,17 @@ pub async fn one_rebuild_wins_and_opens_every_sale(stores: &Stores) {
     let late = ledger.record(sale, E1, &batch(&[(3, 13)])).await.unwrap();
     assert_eq!(late, [refused(RejectReason::Epoch, None)], "a node that slept through the rebuild does no harm");
 
-    // A second rebuild begins before the first has ended.
-    assert_eq!(ledger.begin_rebuild(from + 1, NOW).await.unwrap(), Some(from + 2));
+    // A second rebuild begins before the first has ended, on another server.
+    assert_eq!(ledger.begin_rebuild(from + 1, "r2", NOW).await.unwrap(), Some(from + 2));
     assert!(!ledger.finish_load(sale, Epoch(2), from + 1).await.unwrap());
+    assert_eq!(replication_id().await, "r2");
     assert_eq!(ledger.begin_load(sale, from + 2).await.unwrap().unwrap().sale.epoch, Epoch(3));
     assert!(ledger.finish_load(sale, Epoch(3), from + 2).await.unwrap());
     assert_eq!(ledger.record(sale, Epoch(3), &batch(&[(4, 14)])).await.unwrap(), [RecordOutcome::Inserted]);
 
     // A sale that is over is left alone.
     let end = ledger.sale(sale).await.unwrap().unwrap().window.end;
-    assert_eq!(ledger.begin_rebuild(from + 2, end).await.unwrap(), Some(from + 3));
+    assert_eq!(ledger.begin_rebuild(from + 2, "r3", end).await.unwrap(), Some(from + 3));
     assert_eq!(phase().await, SalePhase::Open);
 }
 
@@ -59,6 +64,8 @@ pub async fn tiers_exclude_each_other(stores: &Stores) {
     let lease = async |holder| ledger.lease_worker(holder, None, Timestamp::from_ms(0), SPAN).await.unwrap();
     let incarnation = async || ledger.gate_record("id").await.unwrap().incarnation;
     let first = incarnation().await;
+    assert_eq!(ledger.begin_rebuild(first, "r", NOW).await.unwrap(), Some(first + 1));
+    let first = first + 1;
     let a = lease("a").await;
     assert_eq!(ledger.claim_tier("a", "shared").await.unwrap(), ClaimOutcome::Claimed);
     assert_eq!(incarnation().await, first + 1, "another tier may have sold before");
@@ -72,4 +79,5 @@ pub async fn tiers_exclude_each_other(stores: &Stores) {
     ledger.return_worker("b", b.worker, b.from).await.unwrap();
     assert_eq!(ledger.claim_tier("c", "solo").await.unwrap(), ClaimOutcome::Claimed);
     assert_eq!(incarnation().await, first + 2);
+    assert_eq!(ledger.gate_record("").await.unwrap().replication_id, "", "the gate is not open on any server");
 }

@@ -82,7 +82,7 @@ pub async fn retried_order_keeps_the_epoch_of_its_admission(stores: &Stores) {
     ledger.quarantine(&quarantined(sale, 1, E1, "odd")).await.unwrap();
     record(stores, sale, &[(2, 2)]).await;
     let incarnation = ledger.gate_record("one").await.unwrap().incarnation;
-    let next = ledger.begin_rebuild(incarnation, NOW).await.unwrap().unwrap();
+    let next = ledger.begin_rebuild(incarnation, "r", NOW).await.unwrap().unwrap();
     let current = ledger.begin_load(sale, next).await.unwrap().unwrap().sale.epoch;
     assert!(current > E1 && ledger.finish_load(sale, current, next).await.unwrap());
     let later = Admitted { at: NOW.plus(Duration::from_secs(1)), ..admitted(3, 3) };

@@ -38,12 +38,23 @@ pub async fn cap_of_the_gate_is_adopted_once(stores: &Stores) {
     let sale = sale_of(stores, 10).await;
     record(stores, sale, &[(1, 1), (2, 2)]).await;
     let version = ledger.sale(sale).await.unwrap().unwrap().version;
-    assert!(!ledger.adopt_cap(sale, version + 1, 5).await.unwrap(), "another version");
-    assert!(!ledger.adopt_cap(sale, version, 11).await.unwrap(), "the total never rises");
-    assert!(!ledger.adopt_cap(sale, version, 1).await.unwrap(), "not below what is sold");
-    assert!(ledger.adopt_cap(sale, version, 5).await.unwrap());
-    let reduced = ledger.sale(sale).await.unwrap().unwrap();
-    assert_eq!((reduced.cap, reduced.total, reduced.sold, reduced.version), (5, 5, 2, version));
+    let adopt = async |version, cap| ledger.adopt_cap(sale, version, cap, NOW).await.unwrap();
+    let state = async || {
+        let sale = ledger.sale(sale).await.unwrap().unwrap();
+        (sale.cap, sale.total, sale.sold, sale.version)
+    };
+    assert_eq!(adopt(version + 1, 5).await, None, "another version");
+    assert_eq!(adopt(version, 11).await, None, "the total never rises");
+    assert_eq!(state().await, (10, 10, 2, version));
+    assert_eq!(adopt(version, 5).await, Some(5));
+    assert_eq!(adopt(version, 5).await, Some(5), "again");
+    assert_eq!(state().await, (5, 5, 2, version));
+    assert_eq!(adopt(version, 1).await, Some(2), "not below what is sold");
+    assert_eq!(state().await, (2, 2, 2, version));
+    let changes = ledger.inspect(sale).await.unwrap().unwrap().stock_changes;
+    let mut removed: Vec<_> = changes.iter().map(|change| (change.added, change.is_edit)).collect();
+    removed.sort_unstable();
+    assert_eq!(removed, [(-5, false), (-3, false)]);
     assert!(ledger.raise_version(sale, version).await.unwrap());
     assert!(!ledger.raise_version(sale, version).await.unwrap());
     assert_eq!(ledger.sale(sale).await.unwrap().unwrap().version, version + 1);

@@ -1,5 +1,9 @@
 //! Random faults with random seeds for `CHAOS_MINUTES`; one round without it.
 //! A failure prints its seed; `CHAOS_SEED=n` repeats the same faults at the same times.
+//!
+//! Here for the tier `solo`; [`shared`] for three nodes of the tier `shared`.
+
+mod shared;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -198,26 +202,34 @@ fn random_crash(rng: &mut StdRng) -> crash::Fault {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_faults() {
+/// Runs `rounds` with one seed after the other for `CHAOS_MINUTES`, at least once. It returns the number of its rounds.
+async fn for_minutes(mut rounds: impl AsyncFnMut(u64) -> u64) {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a whole number"));
     let until = Instant::now() + Duration::from_secs(60 * number("CHAOS_MINUTES").unwrap_or(0));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let mut seed = number("CHAOS_SEED").unwrap_or(now.as_nanos() as u64 % 1_000_000);
     let mut all = 0;
     loop {
-        let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
-        all += crash::rounds(kind, seed, [random_crash as fn(&mut StdRng) -> crash::Fault; 2]).await.1;
-        // The faults are drawn from the same seed.
-        let (mut rng, choice) = (StdRng::seed_from_u64(seed), faults_of(kind));
-        let drawn: Vec<_> = (0..3).map(|_| choice[rng.random_range(0..choice.len())]).collect();
-        all += faults(kind, seed, drawn).await;
+        all += rounds(seed).await;
         if Instant::now() >= until {
             break;
         }
         seed += 1;
     }
     eprintln!("{all} rounds, no violation");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_faults() {
+    for_minutes(async |seed| {
+        let kind = [Kind::Sqlite, Kind::MariaDb, Kind::Postgres][seed as usize % 3];
+        let crashes = crash::rounds(kind, seed, [random_crash as fn(&mut StdRng) -> crash::Fault; 2]).await.1;
+        // The faults are drawn from the same seed.
+        let (mut rng, choice) = (StdRng::seed_from_u64(seed), faults_of(kind));
+        let drawn: Vec<_> = (0..3).map(|_| choice[rng.random_range(0..choice.len())]).collect();
+        crashes + faults(kind, seed, drawn).await
+    })
+    .await;
 }
 
 /// Every fault that this database can have.

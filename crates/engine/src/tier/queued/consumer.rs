@@ -1,0 +1,191 @@
+//! Reads the outboxes of all sales, and records their orders. Any number of processes do this: an entry goes to one of them, and to
+//! another one if it is not settled for a while.
+//!
+//! One task waits for new entries of all sales for which nothing is being recorded. The entries of a sale are recorded by a task of its
+//! own, which goes on reading until there is nothing left, so that a sale whose orders cannot be recorded does not hold up others. A
+//! process has one batch per sale at a time; what it has not read stays in Redis.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use metrics::{Counter, counter};
+use parking_lot::Mutex;
+use stampede_core::SaleId;
+use stampede_core::ports::GateError;
+use stampede_gate::redis::Entry;
+use stampede_redis::Backoff;
+use tokio::sync::Notify;
+use tokio_util::task::TaskTracker;
+
+use super::StreamConfig;
+use crate::tier::shared::Shared;
+
+/// How long Redis waits for a new entry. A sale that has become idle meanwhile is waited for after this time.
+pub(in crate::tier) const MAX_WAIT: Duration = Duration::from_millis(50);
+/// Entries of a sale that are read at once.
+const READ: usize = 16;
+/// An entry that was read this long ago and is not settled is taken over: its consumer has died, or could not record it.
+const CLAIM_AFTER: Duration = Duration::from_secs(3);
+const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
+/// Where a search for entries begins.
+const FIRST_ENTRY: &str = "0-0";
+
+/// The sales whose orders are being recorded by this process.
+#[derive(Debug)]
+pub(in crate::tier) struct Consumer {
+    name: String,
+    busy: Mutex<HashSet<SaleId>>,
+    became_idle: Notify,
+    /// Where the search for entries that were left goes on.
+    cursors: Mutex<HashMap<SaleId, String>>,
+    tasks: TaskTracker,
+    orders: Counter,
+}
+
+impl Consumer {
+    /// `name` tells this process apart from other consumers.
+    pub(in crate::tier) fn new(name: String) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            busy: Mutex::default(),
+            became_idle: Notify::new(),
+            cursors: Mutex::default(),
+            tasks: TaskTracker::new(),
+            orders: counter!("stampede_queue_consumed_orders_total"),
+        })
+    }
+
+    /// Returns when the batches that are being recorded are done. [`run`] must have ended.
+    pub(in crate::tier) async fn close(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Records entries of a sale, and what is in its outbox after that.
+    fn start(self: &Arc<Self>, shared: &Arc<Shared>, sale: SaleId, entries: Vec<Entry>) {
+        if entries.is_empty() || !self.busy.lock().insert(sale) {
+            return;
+        }
+        let idle = Idle { consumer: self.clone(), sale };
+        let (consumer, shared) = (self.clone(), shared.clone());
+        self.tasks.spawn(async move {
+            consumer.record(&shared, sale, entries).await;
+            drop(idle);
+        });
+    }
+
+    async fn record(&self, shared: &Arc<Shared>, sale: SaleId, mut entries: Vec<Entry>) {
+        let mut claimed_at = Instant::now();
+        while !entries.is_empty() {
+            let Ok(seller) = shared.seller(sale) else { return };
+            self.orders.increment(entries.iter().map(|entry| entry.orders.len() as u64).sum());
+            seller.record_entries(&entries, shared.config.max_batch).await;
+            if self.tasks.is_closed() {
+                return;
+            }
+            entries = match shared.gate.read_new(&shared.config.redis, &self.name, &[sale], READ, None).await {
+                Ok(read) => read.into_iter().flat_map(|(_, entries)| entries).collect(),
+                // The task that waits for entries notices as well, and reports it.
+                Err(_) => return,
+            };
+            // While a sale is busy, the task that waits for entries does not look for what was left.
+            if claimed_at.elapsed() >= CLAIM_INTERVAL {
+                claimed_at = Instant::now();
+                entries.extend(self.claim(shared, sale).await.unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl Consumer {
+    /// Takes over entries of a sale that were read and not settled.
+    async fn claim(&self, shared: &Arc<Shared>, sale: SaleId) -> Result<Vec<Entry>, GateError> {
+        let mut cursor = self.cursors.lock().remove(&sale).unwrap_or_else(|| FIRST_ENTRY.to_owned());
+        let entries = shared.gate.claim(sale, &self.name, CLAIM_AFTER, READ, &mut cursor).await?;
+        if cursor != FIRST_ENTRY {
+            self.cursors.lock().insert(sale, cursor);
+        }
+        if !entries.is_empty() {
+            tracing::info!(%sale, entries = entries.len(), "recording orders that another consumer has left");
+        }
+        Ok(entries)
+    }
+}
+
+/// Marks a sale as idle when it is dropped, also after a panic.
+struct Idle {
+    consumer: Arc<Consumer>,
+    sale: SaleId,
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        self.consumer.busy.lock().remove(&self.sale);
+        self.consumer.became_idle.notify_one();
+    }
+}
+
+/// Reads entries until `shared` is dropped.
+pub(in crate::tier) async fn run(shared: Weak<Shared>, consumer: Arc<Consumer>, config: StreamConfig) {
+    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+    let mut claimed_at: Option<Instant> = None;
+    loop {
+        let Some(shared) = shared.upgrade() else { return };
+        let idle: Vec<SaleId> = {
+            let busy = consumer.busy.lock();
+            shared.gate.sales().into_iter().filter(|sale| !busy.contains(sale)).collect()
+        };
+        let is_claim_due = claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_INTERVAL);
+        let read = match (idle.is_empty(), is_claim_due) {
+            (true, _) => {
+                // Not an error: all sales are busy, or there are none.
+                let _ = tokio::time::timeout(MAX_WAIT, consumer.became_idle.notified()).await;
+                continue;
+            }
+            (false, true) => {
+                claimed_at = Some(Instant::now());
+                claim(&shared, &consumer, &idle).await
+            }
+            (false, false) => {
+                let read = shared.gate.read_new(&config.redis, &consumer.name, &idle, READ, Some(MAX_WAIT)).await;
+                read.map(|read| read.into_iter().for_each(|(sale, entries)| consumer.start(&shared, sale, entries)))
+            }
+        };
+        match read {
+            Ok(()) => backoff.reset(),
+            Err(error) => {
+                if error == GateError::Lost {
+                    report_losses(&shared, &consumer, &idle).await;
+                }
+                tracing::debug!(%error, "cannot read the outboxes; trying again");
+                backoff.sleep().await;
+            }
+        }
+    }
+}
+
+/// Takes over entries that were read and not settled.
+async fn claim(shared: &Arc<Shared>, consumer: &Arc<Consumer>, sales: &[SaleId]) -> Result<(), GateError> {
+    let mut first_error = Ok(());
+    for &sale in sales {
+        match consumer.claim(shared, sale).await {
+            Ok(entries) => consumer.start(shared, sale, entries),
+            // A sale that has lost its outbox does not hold up the others.
+            Err(error) => first_error = first_error.and(Err(error)),
+        }
+    }
+    first_error
+}
+
+/// Finds the sales whose outbox is missing: the answer for many sales does not name it.
+async fn report_losses(shared: &Arc<Shared>, consumer: &Arc<Consumer>, sales: &[SaleId]) {
+    for &sale in sales {
+        let Some((incarnation, epoch)) = shared.gate.opened_as(sale) else { continue };
+        match shared.gate.read_new(&shared.config.redis, &consumer.name, &[sale], READ, None).await {
+            Ok(read) => read.into_iter().for_each(|(sale, entries)| consumer.start(shared, sale, entries)),
+            Err(GateError::Lost) => shared.losses.report(sale, incarnation, epoch),
+            Err(_) => return,
+        }
+    }
+}

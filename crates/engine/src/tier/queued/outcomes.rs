@@ -1,0 +1,165 @@
+//! Tells those who wait for it what became of an order in the queue.
+//!
+//! A message says that orders of a sale were recorded. Then the orders of that sale that are waited for are read from the ledger, all
+//! with one query. A lost message costs a second, after which all are read.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{counter, gauge};
+use parking_lot::Mutex;
+use stampede_core::ports::OrderLedger;
+use stampede_core::{Order, OrderId, SaleId};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::error::{Error, describe};
+
+/// The most callers that wait at once.
+const MAX_WAITING: usize = 100_000;
+/// Orders that are read with one query.
+const READ: usize = 1000;
+const INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    callers: HashMap<SaleId, HashMap<OrderId, Vec<oneshot::Sender<Order>>>>,
+    /// Sales of which orders were recorded.
+    recorded: HashSet<SaleId>,
+    /// Orders that may have been recorded before the wait began.
+    unread: HashMap<SaleId, HashSet<OrderId>>,
+}
+
+/// Those who wait for orders on this node.
+#[derive(Debug)]
+pub(in crate::tier) struct Outcomes {
+    waiting: Mutex<Waiting>,
+    notify: Notify,
+    permits: Arc<Semaphore>,
+}
+
+impl Default for Outcomes {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), notify: Notify::new(), permits: Arc::new(Semaphore::new(MAX_WAITING)) }
+    }
+}
+
+/// Waits for the row of one order.
+#[derive(Debug)]
+pub(crate) struct OrderWait {
+    outcomes: Arc<Outcomes>,
+    sale: SaleId,
+    order: OrderId,
+    row: oneshot::Receiver<Order>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl OrderWait {
+    /// The order once the ledger has it; `None` if this node stops.
+    pub(crate) async fn recorded(mut self) -> Option<Order> {
+        (&mut self.row).await.ok()
+    }
+}
+
+impl Drop for OrderWait {
+    fn drop(&mut self) {
+        self.row.close();
+        let mut waiting = self.outcomes.waiting.lock();
+        let Some(orders) = waiting.callers.get_mut(&self.sale) else { return };
+        if let Some(callers) = orders.get_mut(&self.order) {
+            callers.retain(|caller| !caller.is_closed());
+            if callers.is_empty() {
+                orders.remove(&self.order);
+            }
+        }
+        if orders.is_empty() {
+            waiting.callers.remove(&self.sale);
+        }
+    }
+}
+
+impl Outcomes {
+    /// Waits for an order that is not in the queue yet.
+    pub(in crate::tier) fn wait_for_new(self: &Arc<Self>, sale: SaleId, order: OrderId) -> Result<OrderWait, Error> {
+        let permit = self.permits.clone().try_acquire_owned().map_err(|_| Error::Busy)?;
+        let (sender, row) = oneshot::channel();
+        let mut waiting = self.waiting.lock();
+        waiting.callers.entry(sale).or_default().entry(order).or_default().push(sender);
+        drop(waiting);
+        Ok(OrderWait { outcomes: self.clone(), sale, order, row, _permit: permit })
+    }
+
+    /// Waits for an order that may have been recorded.
+    pub(in crate::tier) fn wait_for(self: &Arc<Self>, sale: SaleId, order: OrderId) -> Result<OrderWait, Error> {
+        let wait = self.wait_for_new(sale, order)?;
+        self.waiting.lock().unread.entry(sale).or_default().insert(order);
+        self.notify.notify_one();
+        Ok(wait)
+    }
+
+    /// Orders of this sale were recorded.
+    pub(in crate::tier) fn notify(&self, sale: SaleId) {
+        let mut waiting = self.waiting.lock();
+        if waiting.callers.contains_key(&sale) {
+            waiting.recorded.insert(sale);
+            self.notify.notify_one();
+        }
+    }
+
+    /// Reads what is waited for until the task is aborted.
+    pub(in crate::tier) async fn run(self: Arc<Self>, ledger: Arc<dyn OrderLedger>) {
+        let queries = counter!("stampede_queue_watch_queries_total");
+        queries.increment(0);
+        let mut rounds = tokio::time::interval(INTERVAL);
+        rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let all = tokio::select! {
+                () = self.notify.notified() => false,
+                _ = rounds.tick() => true,
+            };
+            let due = self.take_due(all);
+            let waiting = MAX_WAITING.saturating_sub(self.permits.available_permits());
+            gauge!("stampede_queue_watched_orders").set(u32::try_from(waiting).unwrap_or(u32::MAX));
+            for orders in due.chunks(READ) {
+                queries.increment(1);
+                match ledger.orders_with(orders).await {
+                    Ok(rows) => self.distribute(rows),
+                    Err(error) => {
+                        tracing::warn!(
+                            error = describe(&error),
+                            "cannot read orders that are waited for; trying again"
+                        );
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The orders to read now.
+    fn take_due(&self, all: bool) -> Vec<OrderId> {
+        let mut waiting = self.waiting.lock();
+        let (recorded, unread) = (std::mem::take(&mut waiting.recorded), std::mem::take(&mut waiting.unread));
+        let of_sale = |sale: &SaleId| waiting.callers.get(sale).into_iter().flat_map(HashMap::keys).copied();
+        if all {
+            return waiting.callers.keys().flat_map(of_sale).collect();
+        }
+        let mut due: HashSet<OrderId> = recorded.iter().flat_map(of_sale).collect();
+        due.extend(unread.into_values().flatten());
+        due.into_iter().collect()
+    }
+
+    fn distribute(&self, rows: Vec<Order>) {
+        let mut waiting = self.waiting.lock();
+        for row in rows {
+            let Some(orders) = waiting.callers.get_mut(&row.sale) else { continue };
+            for caller in orders.remove(&row.id).unwrap_or_default() {
+                // A caller that has gone does not need it.
+                let _ = caller.send(row.clone());
+            }
+            if orders.is_empty() {
+                waiting.callers.remove(&row.sale);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The outbox as a queue: consumers of one group read its entries, and settle what the ledger has.
+//!
+//! An entry that was read stays in the list of its consumer until it is settled, so nothing is lost with a consumer: another one claims
+//! what has been in a list for too long. Claiming too early is harmless, because recording is idempotent by order id.
+//!
+//! Only `open` creates the stream and its group, so a missing group means that Redis has lost the outbox.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue as _, RedisError};
+use stampede_core::ports::GateError;
+use stampede_core::{OrderId, SaleId, UserId};
+use stampede_redis::{Client, CommandError};
+
+use super::{Entry, GROUP, RedisGate, gate_error, parse_entry};
+
+/// The entries of one stream, as Redis returns them.
+type Rows = Vec<(String, Vec<String>)>;
+
+impl RedisGate {
+    /// Reads entries that no consumer has read yet, at most `limit` of each sale. Waits for at most `wait` if there are none: then
+    /// `client` must be a connection that nothing else waits for.
+    ///
+    /// # Errors
+    /// [`GateError::Lost`] if Redis does not have the outbox of one of the sales.
+    pub async fn read_new(
+        &self,
+        client: &Client,
+        consumer: &str,
+        sales: &[SaleId],
+        limit: usize,
+        wait: Option<Duration>,
+    ) -> Result<Vec<(SaleId, Vec<Entry>)>, GateError> {
+        let keys: Vec<String> = sales.iter().map(|&sale| self.key(sale, "out")).collect();
+        let mut command = redis::cmd("XREADGROUP");
+        command.arg("GROUP").arg(GROUP).arg(consumer).arg("COUNT").arg(limit);
+        if let Some(wait) = wait {
+            command.arg("BLOCK").arg(wait.as_millis().max(1).to_string());
+        }
+        command.arg("STREAMS").arg(&keys);
+        for _ in sales {
+            command.arg(">");
+        }
+        let reply = client.send(command).await.map_err(|error| read_error(&error))?;
+        let streams =
+            Option::<Vec<(String, Rows)>>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
+        let read = |(key, rows): (String, Rows)| {
+            let sale = keys.iter().position(|known| *known == key).map(|position| sales[position])?;
+            Some((sale, parse_rows(sale, &rows)))
+        };
+        Ok(streams.unwrap_or_default().into_iter().filter_map(read).collect())
+    }
+
+    /// Takes over entries that another consumer, or this one, has read at least `idle` ago and not settled; at most `limit`. `cursor` is
+    /// where the search goes on; it begins and ends with `0-0`.
+    ///
+    /// # Errors
+    /// [`GateError::Lost`] if Redis does not have the outbox.
+    pub async fn claim(
+        &self,
+        sale: SaleId,
+        consumer: &str,
+        idle: Duration,
+        limit: usize,
+        cursor: &mut String,
+    ) -> Result<Vec<Entry>, GateError> {
+        let mut command = redis::cmd("XAUTOCLAIM");
+        command.arg(self.key(sale, "out")).arg(GROUP).arg(consumer).arg(idle.as_millis().to_string());
+        command.arg(cursor.as_str()).arg("COUNT").arg(limit);
+        let reply = self.client.send(command).await.map_err(|error| read_error(&error))?;
+        let (next, rows, _deleted) =
+            <(String, Rows, Vec<String>)>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
+        *cursor = next;
+        Ok(parse_rows(sale, &rows))
+    }
+
+    /// The order for which the user holds a mark.
+    ///
+    /// # Errors
+    /// [`GateError::NotOpen`] if this node does not know the sale as open, [`GateError::Lost`] if Redis has lost its marks.
+    pub async fn mark(&self, sale: SaleId, user: UserId) -> Result<Option<OrderId>, GateError> {
+        let open = self.current().find(sale).ok_or(GateError::NotOpen)?;
+        let mut command = redis::cmd("HMGET");
+        command.arg(self.key(sale, "live")).arg("#epoch").arg(user.to_string());
+        let (epoch, order): (Option<i64>, Option<String>) = self.send(command).await?;
+        if epoch != Some(open.epoch.0) {
+            return Err(GateError::Lost);
+        }
+        order.map(|order| order.parse().map_err(|_| GateError::Lost)).transpose()
+    }
+}
+
+/// The entries of a stream. One that cannot be read is logged and left out.
+pub(super) fn parse_rows(sale: SaleId, rows: &Rows) -> Vec<Entry> {
+    let entry = |(id, fields): &(String, Vec<String>)| {
+        parse_entry(id, fields).or_else(|| {
+            // It stays in the outbox. Its orders have marks, from which they are recorded when gate and ledger are compared.
+            tracing::error!(%sale, id, "an entry of the outbox cannot be read");
+            None
+        })
+    };
+    rows.iter().filter_map(entry).collect()
+}
+
+/// Without the stream or its group Redis has lost the outbox.
+fn read_error(error: &CommandError) -> GateError {
+    match error {
+        // `UNBLOCKED`: the stream was deleted while the command waited for entries.
+        CommandError::Refused(refused) if matches!(refused.code(), Some("NOGROUP" | "UNBLOCKED")) => GateError::Lost,
+        error => gate_error(error),
+    }
+}
+
+fn unexpected(error: RedisError) -> GateError {
+    gate_error(&CommandError::Unknown(error))
+}

@@ -1,0 +1,34 @@
+//! Errors, classified by whether the message may be in the queue.
+
+/// Why a call of a queue failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// There is no connection, so nothing was sent.
+    #[error("the queue cannot be reached: {0}")]
+    NotSent(String),
+    /// A bound is reached, or the broker has blocked publishers because its memory or disk is full. Nothing was sent.
+    #[error("the queue is busy: {0}")]
+    Busy(&'static str),
+    /// The broker returned the message because it belongs to no queue. It is in none.
+    #[error("the broker returned the message: no queue takes it")]
+    Unroutable,
+    /// The message was sent and not confirmed: it may be in the queue. Publishing it again is safe, because recording is idempotent.
+    #[error("the broker did not confirm the message: {0}")]
+    Unconfirmed(String),
+    /// The batch has no orders, or too many for one message. Nothing was sent.
+    #[error("a message cannot contain {0} orders")]
+    InvalidSize(usize),
+    /// The connection of a consumer was lost. What it has not acknowledged is delivered again.
+    #[error("the connection to the queue was lost: {0}")]
+    Disconnected(String),
+}
+
+impl QueueError {
+    /// Whether the message may be in the queue although publishing it failed.
+    pub const fn may_be_queued(&self) -> bool {
+        match self {
+            Self::Unconfirmed(_) => true,
+            Self::NotSent(_) | Self::Busy(_) | Self::Unroutable | Self::InvalidSize(_) | Self::Disconnected(_) => false,
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Publishes messages over one connection, which is replaced when it breaks.
+//!
+//! One task owns the channel: it sends the messages in the sequence in which they arrive, without waiting for the confirms of earlier
+//! ones, and answers each when its confirm arrives. How many are under way is bounded.
+//!
+//! A message that was sent is never sent again from here, because it may be in the queue.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use lapin::message::BasicReturnMessage;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Channel, Confirmation, ConnectionStatus, Event};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::confirms::{ChannelLost, Confirmed, Confirms, Publishing, Returned, Waiter};
+use super::connection::Link;
+use super::topology::{Target, Topology};
+use super::{ConnectError, Setup};
+use crate::QueueError;
+use crate::backoff::Backoff;
+
+/// The broker writes the message to disk.
+const PERSISTENT: u8 = 2;
+/// A connection that ends without an event is noticed after this time.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const TOO_MANY: QueueError = QueueError::Busy("too many messages are not confirmed yet");
+const BLOCKED: QueueError = QueueError::Busy("the broker has blocked publishers");
+
+#[derive(Debug)]
+struct Request {
+    target: Target,
+    payload: Vec<u8>,
+    /// Why it is a dead letter.
+    reason: Option<String>,
+    waiter: Waiter,
+}
+
+enum State {
+    Connected { requests: mpsc::Sender<Request>, status: ConnectionStatus },
+    Disconnected(String),
+    Closed,
+}
+
+pub(super) struct Publisher {
+    state: Arc<RwLock<State>>,
+    permits: Arc<Semaphore>,
+    confirm_timeout: Duration,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Publisher {
+    /// Connects. Afterwards a task keeps the connection.
+    pub(super) async fn start(setup: Arc<Setup>) -> Result<Self, ConnectError> {
+        let (link, channel) = open(&setup).await?;
+        let permits = Arc::new(Semaphore::new(setup.max_in_flight));
+        let confirm_timeout = setup.confirm_timeout;
+        let state = Arc::new(RwLock::new(State::Disconnected("starting".to_owned())));
+        let requests = enter(&state, &setup, &link);
+        let task = tokio::spawn(keep_connected(setup, state.clone(), link, channel, requests));
+        Ok(Self { state, permits, confirm_timeout, task: Mutex::new(Some(task)) })
+    }
+
+    /// Publishes a message and waits for its confirm.
+    pub(super) async fn publish(
+        &self,
+        target: Target,
+        payload: Vec<u8>,
+        reason: Option<String>,
+    ) -> Result<(), QueueError> {
+        let permit = self.permits.clone().try_acquire_owned().map_err(|_| TOO_MANY)?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Request { target, payload, reason, waiter: Waiter { reply, permit } })?;
+        match timeout(self.confirm_timeout, answer).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(QueueError::Unconfirmed("the publisher has stopped".to_owned())),
+            Err(_) => Err(QueueError::Unconfirmed(format!("no answer within {:?}", self.confirm_timeout))),
+        }
+    }
+
+    fn send(&self, request: Request) -> Result<(), QueueError> {
+        match &*self.state.read() {
+            State::Connected { status, .. } if status.blocked() => Err(BLOCKED),
+            State::Connected { requests, .. } => requests.try_send(request).map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => TOO_MANY,
+                mpsc::error::TrySendError::Closed(_) => QueueError::NotSent("the connection was lost".to_owned()),
+            }),
+            State::Disconnected(reason) => Err(QueueError::NotSent(reason.clone())),
+            State::Closed => Err(QueueError::NotSent("the queue was closed".to_owned())),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        matches!(&*self.state.read(), State::Connected { status, .. } if status.connected() && !status.blocked())
+    }
+
+    /// Waits for the confirms of messages under way, then disconnects.
+    pub(super) async fn close(&self) {
+        let before = std::mem::replace(&mut *self.state.write(), State::Closed);
+        let Some(mut task) = self.task.lock().take() else { return };
+        let connected = matches!(before, State::Connected { .. });
+        // With its sender the task's queue ends.
+        drop(before);
+        if !connected || timeout(self.confirm_timeout, &mut task).await.is_err() {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+/// Opens a channel that confirms messages, with exchange and queues declared.
+async fn open(setup: &Setup) -> Result<(Link, Channel), ConnectError> {
+    let (link, channel) = setup.open("publisher").await?;
+    let selecting = channel.confirm_select(ConfirmSelectOptions::default());
+    setup.answer(selecting).await?;
+    Ok((link, channel))
+}
+
+/// Lets callers publish over the connection, unless the publisher was closed.
+fn enter(state: &RwLock<State>, setup: &Setup, link: &Link) -> mpsc::Receiver<Request> {
+    let (sender, requests) = mpsc::channel(setup.max_in_flight);
+    let mut state = state.write();
+    if !matches!(*state, State::Closed) {
+        *state = State::Connected { requests: sender, status: link.connection.status().clone() };
+    }
+    requests
+}
+
+fn disconnect(state: &RwLock<State>, reason: String) {
+    let mut state = state.write();
+    if !matches!(*state, State::Closed) {
+        *state = State::Disconnected(reason);
+    }
+}
+
+/// Runs connections one after another until the publisher is closed.
+async fn keep_connected(
+    setup: Arc<Setup>,
+    state: Arc<RwLock<State>>,
+    mut link: Link,
+    mut channel: Channel,
+    mut requests: mpsc::Receiver<Request>,
+) {
+    let mut backoff = Backoff::new();
+    loop {
+        let started = Instant::now();
+        let ended = run(&setup, &link, Arc::new(channel), &mut requests).await;
+        let Err(ChannelLost(reason)) = ended else {
+            link.close().await;
+            return;
+        };
+        disconnect(&state, reason.clone());
+        // The broker must not wait for this connection, which may hang.
+        drop(link);
+        requests.close();
+        while let Ok(request) = requests.try_recv() {
+            request.waiter.answer(Err(QueueError::NotSent(reason.clone())));
+        }
+        tracing::warn!(broker = %setup.connector.address, reason, "the connection for publishing was lost");
+        backoff.connection_lasted(started.elapsed());
+        (link, channel) = loop {
+            backoff.sleep().await;
+            match open(&setup).await {
+                Ok(opened) => break opened,
+                Err(error) => {
+                    tracing::warn!(broker = %setup.connector.address, %error, "cannot connect for publishing");
+                    disconnect(&state, error.to_string());
+                }
+            }
+        };
+        tracing::info!(broker = %setup.connector.address, "connected for publishing");
+        requests = enter(&state, &setup, &link);
+    }
+}
+
+/// Publishes over one channel until it is lost, or until the publisher is closed and every message is answered.
+async fn run(
+    setup: &Arc<Setup>,
+    link: &Link,
+    channel: Arc<Channel>,
+    requests: &mut mpsc::Receiver<Request>,
+) -> Result<(), ChannelLost> {
+    let mut confirms = Confirms::default();
+    let numbers = AtomicU64::new(1);
+    let publish = |confirms: &mut Confirms, request: Request| {
+        // A message that nobody waits for is not sent.
+        if !request.waiter.reply.is_closed() {
+            let number = numbers.fetch_add(1, Ordering::Relaxed);
+            let Request { target, payload, reason, waiter } = request;
+            let publishing = publishing(setup.clone(), channel.clone(), number, target, payload, reason);
+            confirms.push(number, publishing, waiter);
+        }
+    };
+    let mut events = std::pin::pin!(link.connection.events_listener());
+    let mut check = tokio::time::interval(CHECK_INTERVAL);
+    let mut closing = false;
+    let lost = loop {
+        if closing && confirms.is_empty() {
+            return Ok(());
+        }
+        tokio::select! {
+            answered = poll_fn(|context| confirms.poll_answer(context)), if !confirms.is_empty() => {
+                if let Err(lost) = answered {
+                    break lost;
+                }
+            }
+            request = requests.recv(), if !closing => match request {
+                None => closing = true,
+                Some(request) => {
+                    publish(&mut confirms, request);
+                    while let Ok(request) = requests.try_recv() {
+                        publish(&mut confirms, request);
+                    }
+                }
+            },
+            event = events.next() => match event {
+                Some(Event::Error(error)) => break ChannelLost(error.to_string()),
+                None => break ChannelLost("the connection has ended".to_owned()),
+                Some(Event::ConnectionBlocked(reason)) => {
+                    tracing::warn!(broker = %setup.connector.address, reason, "the broker has blocked publishers");
+                }
+                Some(Event::ConnectionUnblocked) => {
+                    tracing::info!(broker = %setup.connector.address, "the broker accepts messages again");
+                }
+                Some(_) => {}
+            },
+            _ = check.tick() => {
+                if !channel.status().connected() || !link.is_connected() {
+                    break ChannelLost("the connection has ended".to_owned());
+                }
+            }
+        }
+    };
+    confirms.fail_all(&lost.0);
+    Err(lost)
+}
+
+fn publishing(
+    setup: Arc<Setup>,
+    channel: Arc<Channel>,
+    number: u64,
+    target: Target,
+    payload: Vec<u8>,
+    reason: Option<String>,
+) -> Publishing {
+    Box::pin(async move {
+        let mut properties =
+            BasicProperties::default().with_delivery_mode(PERSISTENT).with_message_id(number.to_string().into());
+        if let Some(reason) = reason {
+            let mut headers = FieldTable::default();
+            headers.insert("reason".into(), AMQPValue::LongString(reason.into()));
+            properties = properties.with_headers(headers);
+        }
+        let options = BasicPublishOptions { mandatory: setup.mandatory, ..BasicPublishOptions::default() };
+        let (exchange, key) = (setup.topology.exchange(), Topology::routing_key(target));
+        let sending = channel.basic_publish(exchange.into(), key.into(), options, &payload, properties);
+        let confirm = sending.await.map_err(|error| error.to_string())?;
+        let (acknowledged, returned) = match confirm.await.map_err(|error| error.to_string())? {
+            Confirmation::Ack(returned) => (true, returned),
+            Confirmation::Nack(returned) => (false, returned),
+            Confirmation::NotRequested => return Err("the channel does not confirm messages".to_owned()),
+        };
+        Ok(Confirmed { acknowledged, returned: returned.map(|message| number_of(&message)) })
+    })
+}
+
+fn number_of(message: &BasicReturnMessage) -> Returned {
+    let id = message.delivery.properties.message_id().as_ref();
+    id.and_then(|id| id.as_str().parse().ok()).map_or(Returned::Unknown, Returned::Number)
+}
