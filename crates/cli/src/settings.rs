@@ -13,7 +13,7 @@ use serde::Deserialize;
 use stampede_core::Phone;
 use stampede_engine::{
     AlertConfig, AnswerAfter, AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, QueuedConfig, ReconcileConfig,
-    SendBudgets, SessionKeys, SharedConfig, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
+    RedisTierConfig, SendBudgets, SessionKeys, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
 };
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
@@ -604,19 +604,19 @@ impl Settings {
                     self.tier.as_str()
                 )
             }
-            Tier::Shared => Ok(TierConfig::Shared(self.shared()?)),
+            Tier::Shared => Ok(TierConfig::Shared(self.redis_tier()?)),
             Tier::Queued | Tier::Shielded => {
                 let expiry = Duration::from_millis(self.shield.expiry_ms);
                 let shield = (self.tier == Tier::Shielded).then_some(ShieldConfig { expiry });
-                Ok(TierConfig::Queued(QueuedConfig { shared: self.shared()?, queue: self.stream()?, shield }))
+                Ok(TierConfig::Queued(QueuedConfig { redis: self.redis_tier()?, queue: self.stream()?, shield }))
             }
         }
     }
 
-    fn shared(&self) -> anyhow::Result<SharedConfig> {
+    fn redis_tier(&self) -> anyhow::Result<RedisTierConfig> {
         let Buy { max_batch, queue_per_sale, queue_total, quarantine_after_ms, .. } = self.buy;
         let (connect_timeout, response_timeout) = self.redis_timeouts();
-        Ok(SharedConfig {
+        Ok(RedisTierConfig {
             redis: self.redis()?,
             limit_redis: self.redis()?,
             limit_timeout: Duration::from_millis(self.limits.redis_timeout_ms),
@@ -684,8 +684,8 @@ impl Settings {
     pub fn ids(&self, tier: &TierConfig) -> anyhow::Result<IdConfig> {
         match (self.ids, tier) {
             (Ids::Snowflake, _) => Ok(IdConfig::Snowflake),
-            (Ids::Redis, TierConfig::Shared(shared)) => Ok(IdConfig::Redis(shared.redis.clone())),
-            (Ids::Redis, TierConfig::Queued(queued)) => Ok(IdConfig::Redis(queued.shared.redis.clone())),
+            (Ids::Redis, TierConfig::Shared(tier)) => Ok(IdConfig::Redis(tier.redis.clone())),
+            (Ids::Redis, TierConfig::Queued(queued)) => Ok(IdConfig::Redis(queued.redis.redis.clone())),
             (Ids::Redis, TierConfig::Solo(_)) if self.redis.url.expose().is_empty() => {
                 bail!("ids = \"redis\" needs a Redis: set --redis, such as redis://127.0.0.1:6379")
             }

@@ -2,7 +2,7 @@
 //!
 //! - [`Engine`] (`engine`): starts a tier, holds its parts, shuts down
 //! - `buy`: a request to buy, from the guard of its buyer to the answer
-//! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/shared`: gate in Redis; `tier/queued`: and a queue; `tier/shielded`: and a shield
+//! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/redis`: gate in Redis, for `shared` and what is built on it; `tier/queued`: and a queue; `tier/shielded`: and a shield
 //! - `batcher`: batches requests, without a timer; `recording`: records a batch until the outcome of each order is known
 //! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `reduction`: the second step of taking stock away; `sale_index`, `catalogue_cache`: what they read
 //! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
@@ -55,6 +55,6 @@ pub use reconcile::{ReconcileReport, Reconciled};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;
 pub use tier::{
-    AnswerAfter, QueuedConfig, ReconcileConfig, SharedConfig, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
+    AnswerAfter, QueuedConfig, ReconcileConfig, RedisTierConfig, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
 };
 pub use token::SessionKeys;

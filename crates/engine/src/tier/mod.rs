@@ -1,13 +1,14 @@
 //! How an order gets from a request to the ledger. Each tier is one implementation of [`Tier`].
 //!
 //! - [`solo`]: the gate is in this process, and the ledger has the order before the buyer is answered
-//! - [`shared`]: many nodes, one gate in Redis, and the ledger has the order before the buyer is answered
-//! - [`queued`]: many nodes, one gate in Redis, and a queue has the order before the buyer is answered
-//! - [`shielded`]: as `queued`, and each node refuses by itself what comes after the sell-out
+//! - [`redis`]: many nodes, one gate in Redis. With [`Delivery::Commit`] it is the tier `shared`: the ledger has the order before the
+//!   buyer is answered
+//! - [`queued`]: what makes it the tier `queued`: a queue has the order before the buyer is answered
+//! - [`shielded`]: what makes that the tier `shielded`: each node refuses by itself what comes after the sell-out
 
 mod per_sale;
 mod queued;
-mod shared;
+mod redis;
 mod shielded;
 mod solo;
 
@@ -34,10 +35,10 @@ use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
 use crate::shared_sessions::SharedSessions;
 
+pub(crate) use self::redis::gate_record;
+pub use self::redis::{ReconcileConfig, RedisTierConfig};
 pub(crate) use queued::outcomes::OrderWait;
 pub use queued::{AnswerAfter, QueuedConfig, StreamConfig};
-pub(crate) use shared::gate_record;
-pub use shared::{ReconcileConfig, SharedConfig};
 pub use shielded::ShieldConfig;
 pub use solo::SoloConfig;
 
@@ -45,7 +46,7 @@ pub use solo::SoloConfig;
 #[derive(Debug, Clone)]
 pub enum TierConfig {
     Solo(SoloConfig),
-    Shared(SharedConfig),
+    Shared(RedisTierConfig),
     Queued(QueuedConfig),
 }
 
@@ -202,8 +203,8 @@ pub(crate) async fn connect_services(
             cache_sharing: if config.shared_ledger { Sharing::Ledger } else { Sharing::Exclusive },
             locks: None,
         }),
-        TierConfig::Shared(config) => shared::services(config, cache, ledger).await,
-        TierConfig::Queued(config) => shared::services(&config.shared, cache, ledger).await,
+        TierConfig::Shared(config) => redis::connect(config, cache, ledger).await,
+        TierConfig::Queued(config) => redis::connect(&config.redis, cache, ledger).await,
     }
 }
 
@@ -211,9 +212,9 @@ pub(crate) async fn connect_services(
 pub(crate) async fn start(config: TierConfig, context: Context) -> Result<Arc<dyn Tier>, StartError> {
     match config {
         TierConfig::Solo(config) => Ok(solo::Solo::start(config, context).await?),
-        TierConfig::Shared(config) => Ok(shared::Shared::start(config, Delivery::Commit, None, context).await?),
+        TierConfig::Shared(config) => Ok(redis::RedisTier::start(config, Delivery::Commit, None, context).await?),
         TierConfig::Queued(config) => {
-            Ok(shared::Shared::start(config.shared, Delivery::Stream(config.queue), config.shield, context).await?)
+            Ok(redis::RedisTier::start(config.redis, Delivery::Stream(config.queue), config.shield, context).await?)
         }
     }
 }

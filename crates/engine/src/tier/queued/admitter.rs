@@ -7,7 +7,7 @@ use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Decision, GateError};
 use stampede_core::{Admission, Refusal, SaleId};
 
-use super::super::shared::{Answer, Job, Seller};
+use super::super::redis::{Answer, Job, Seller};
 use super::super::shielded::{Generation, Shield};
 use crate::batcher::Backend;
 

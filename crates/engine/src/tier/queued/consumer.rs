@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::StreamConfig;
-use crate::tier::shared::Shared;
+use crate::tier::redis::RedisTier;
 
 /// How long Redis waits for a new entry. A sale that has become idle meanwhile is waited for after this time.
 pub(in crate::tier) const MAX_WAIT: Duration = Duration::from_millis(50);
@@ -63,28 +63,28 @@ impl Consumer {
     }
 
     /// Records entries of a sale, and what is in its outbox after that.
-    fn start(self: &Arc<Self>, shared: &Arc<Shared>, sale: SaleId, entries: Vec<Entry>) {
+    fn start(self: &Arc<Self>, tier: &Arc<RedisTier>, sale: SaleId, entries: Vec<Entry>) {
         if entries.is_empty() || !self.busy.lock().insert(sale) {
             return;
         }
         let idle = Idle { consumer: self.clone(), sale };
-        let (consumer, shared) = (self.clone(), shared.clone());
+        let (consumer, tier) = (self.clone(), tier.clone());
         self.tasks.spawn(async move {
-            consumer.record(&shared, sale, entries).await;
+            consumer.record(&tier, sale, entries).await;
             drop(idle);
         });
     }
 
-    async fn record(&self, shared: &Arc<Shared>, sale: SaleId, mut entries: Vec<Entry>) {
+    async fn record(&self, tier: &Arc<RedisTier>, sale: SaleId, mut entries: Vec<Entry>) {
         let mut claimed_at = Instant::now();
         while !entries.is_empty() {
-            let Ok(seller) = shared.seller(sale) else { return };
+            let Ok(seller) = tier.seller(sale) else { return };
             self.orders.increment(entries.iter().map(|entry| entry.orders.len() as u64).sum());
-            seller.record_entries(&entries, shared.config.max_batch).await;
+            seller.record_entries(&entries, tier.config.max_batch).await;
             if self.tasks.is_closed() {
                 return;
             }
-            entries = match shared.gate.read_new(&shared.config.redis, &self.name, &[sale], READ, None).await {
+            entries = match tier.gate.read_new(&tier.config.redis, &self.name, &[sale], READ, None).await {
                 Ok(read) => read.into_iter().flat_map(|(_, entries)| entries).collect(),
                 // The task that waits for entries notices as well, and reports it.
                 Err(_) => return,
@@ -92,7 +92,7 @@ impl Consumer {
             // While a sale is busy, the task that waits for entries does not look for what was left.
             if claimed_at.elapsed() >= CLAIM_INTERVAL {
                 claimed_at = Instant::now();
-                entries.extend(self.claim(shared, sale).await.unwrap_or_default());
+                entries.extend(self.claim(tier, sale).await.unwrap_or_default());
             }
         }
     }
@@ -100,9 +100,9 @@ impl Consumer {
 
 impl Consumer {
     /// Takes over entries of a sale that were read and not settled.
-    async fn claim(&self, shared: &Arc<Shared>, sale: SaleId) -> Result<Vec<Entry>, GateError> {
+    async fn claim(&self, tier: &Arc<RedisTier>, sale: SaleId) -> Result<Vec<Entry>, GateError> {
         let mut cursor = self.cursors.lock().remove(&sale).unwrap_or_else(|| FIRST_ENTRY.to_owned());
-        let entries = shared.gate.claim(sale, &self.name, CLAIM_AFTER, READ, &mut cursor).await?;
+        let entries = tier.gate.claim(sale, &self.name, CLAIM_AFTER, READ, &mut cursor).await?;
         if cursor != FIRST_ENTRY {
             self.cursors.lock().insert(sale, cursor);
         }
@@ -126,15 +126,15 @@ impl Drop for Idle {
     }
 }
 
-/// Reads entries until `shared` is dropped.
-pub(in crate::tier) async fn run(shared: Weak<Shared>, consumer: Arc<Consumer>, config: StreamConfig) {
+/// Reads entries until the tier is dropped.
+pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>, config: StreamConfig) {
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     let mut claimed_at: Option<Instant> = None;
     loop {
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(tier) = tier.upgrade() else { return };
         let idle: Vec<SaleId> = {
             let busy = consumer.busy.lock();
-            shared.gate.sales().into_iter().filter(|sale| !busy.contains(sale)).collect()
+            tier.gate.sales().into_iter().filter(|sale| !busy.contains(sale)).collect()
         };
         let is_claim_due = claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_INTERVAL);
         let read = match (idle.is_empty(), is_claim_due) {
@@ -145,18 +145,18 @@ pub(in crate::tier) async fn run(shared: Weak<Shared>, consumer: Arc<Consumer>, 
             }
             (false, true) => {
                 claimed_at = Some(Instant::now());
-                claim(&shared, &consumer, &idle).await
+                claim(&tier, &consumer, &idle).await
             }
             (false, false) => {
-                let read = shared.gate.read_new(&config.redis, &consumer.name, &idle, READ, Some(MAX_WAIT)).await;
-                read.map(|read| read.into_iter().for_each(|(sale, entries)| consumer.start(&shared, sale, entries)))
+                let read = tier.gate.read_new(&config.redis, &consumer.name, &idle, READ, Some(MAX_WAIT)).await;
+                read.map(|read| read.into_iter().for_each(|(sale, entries)| consumer.start(&tier, sale, entries)))
             }
         };
         match read {
             Ok(()) => backoff.reset(),
             Err(error) => {
                 if error == GateError::Lost {
-                    report_losses(&shared, &consumer, &idle).await;
+                    report_losses(&tier, &consumer, &idle).await;
                 }
                 tracing::debug!(%error, "cannot read the outboxes; trying again");
                 backoff.sleep().await;
@@ -166,11 +166,11 @@ pub(in crate::tier) async fn run(shared: Weak<Shared>, consumer: Arc<Consumer>, 
 }
 
 /// Takes over entries that were read and not settled.
-async fn claim(shared: &Arc<Shared>, consumer: &Arc<Consumer>, sales: &[SaleId]) -> Result<(), GateError> {
+async fn claim(tier: &Arc<RedisTier>, consumer: &Arc<Consumer>, sales: &[SaleId]) -> Result<(), GateError> {
     let mut first_error = Ok(());
     for &sale in sales {
-        match consumer.claim(shared, sale).await {
-            Ok(entries) => consumer.start(shared, sale, entries),
+        match consumer.claim(tier, sale).await {
+            Ok(entries) => consumer.start(tier, sale, entries),
             // A sale that has lost its outbox does not hold up the others.
             Err(error) => first_error = first_error.and(Err(error)),
         }
@@ -179,12 +179,12 @@ async fn claim(shared: &Arc<Shared>, consumer: &Arc<Consumer>, sales: &[SaleId])
 }
 
 /// Finds the sales whose outbox is missing: the answer for many sales does not name it.
-async fn report_losses(shared: &Arc<Shared>, consumer: &Arc<Consumer>, sales: &[SaleId]) {
+async fn report_losses(tier: &Arc<RedisTier>, consumer: &Arc<Consumer>, sales: &[SaleId]) {
     for &sale in sales {
-        let Some((incarnation, epoch)) = shared.gate.opened_as(sale) else { continue };
-        match shared.gate.read_new(&shared.config.redis, &consumer.name, &[sale], READ, None).await {
-            Ok(read) => read.into_iter().for_each(|(sale, entries)| consumer.start(shared, sale, entries)),
-            Err(GateError::Lost) => shared.losses.report(sale, incarnation, epoch),
+        let Some((incarnation, epoch)) = tier.gate.opened_as(sale) else { continue };
+        match tier.gate.read_new(&tier.config.redis, &consumer.name, &[sale], READ, None).await {
+            Ok(read) => read.into_iter().for_each(|(sale, entries)| consumer.start(tier, sale, entries)),
+            Err(GateError::Lost) => tier.losses.report(sale, incarnation, epoch),
             Err(_) => return,
         }
     }

@@ -2,7 +2,7 @@
 //! safe in the queue; consumers record it.
 //!
 //! The queue is the outbox of the gate: admitting an order and putting it into the queue is one step. Everything else is the tier
-//! [`shared`](super::shared), with these parts in place of its own:
+//! [`redis`](super::redis), with these parts in place of its own:
 //!
 //! - [`admitter`]: admits requests in the gate, and answers without waiting for the ledger
 //! - [`consumer`]: reads the outboxes of all sales and records their orders
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use stampede_redis::Client;
 
-use super::{SharedConfig, ShieldConfig};
+use super::{RedisTierConfig, ShieldConfig};
 
 /// The settings of the tiers `queued` and `shielded`.
 #[derive(Debug, Clone)]
 pub struct QueuedConfig {
-    pub shared: SharedConfig,
+    pub redis: RedisTierConfig,
     pub queue: StreamConfig,
     /// With it, this is the tier `shielded`.
     pub shield: Option<ShieldConfig>,

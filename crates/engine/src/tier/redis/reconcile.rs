@@ -23,7 +23,7 @@ use stampede_core::{Epoch, OrderId, SaleId, SalePhase, UserId};
 use tokio::sync::OnceCell;
 
 use super::recovery::NotReady;
-use super::{Context, Shared, rebuild};
+use super::{Context, RedisTier, rebuild};
 use crate::alerts::AlertKind;
 use crate::error::{Error, describe};
 use crate::reconcile::{ReconcileReport, Reconciled};
@@ -103,13 +103,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Reconciles at intervals, whenever it is this node's turn. Runs until `shared` is dropped.
-pub(super) async fn run(shared: Weak<Shared>, schedule: Schedule, interval: Duration) {
+/// Reconciles at intervals, whenever it is this node's turn. Runs until the tier is dropped.
+pub(super) async fn run(tier: Weak<RedisTier>, schedule: Schedule, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(tier) = tier.upgrade() else { return };
         let Some(permit) = schedule.begin().await else { continue };
-        if let Err(error) = all(&shared, Some(&permit), false).await {
+        if let Err(error) = all(&tier, Some(&permit), false).await {
             tracing::warn!(error = describe(&error), "reconciling failed; trying again later");
         }
         permit.end().await;
@@ -117,35 +117,35 @@ pub(super) async fn run(shared: Weak<Shared>, schedule: Schedule, interval: Dura
 }
 
 /// Reconciles once, for an operator.
-pub(super) async fn once(shared: &Arc<Shared>, dry_run: bool) -> Result<ReconcileReport, Error> {
+pub(super) async fn once(tier: &Arc<RedisTier>, dry_run: bool) -> Result<ReconcileReport, Error> {
     if dry_run {
-        return all(shared, None, true).await;
+        return all(tier, None, true).await;
     }
-    let schedule = Schedule::new(ScheduledWork::Reconcile, shared.context.locks.as_ref());
+    let schedule = Schedule::new(ScheduledWork::Reconcile, tier.context.locks.as_ref());
     let schedule = schedule.map_err(|error| Error::Unready(error.to_string()))?;
     let Some(permit) = schedule.begin_within(PERMIT_TIMEOUT).await else { return Err(Error::Busy) };
-    let done = all(shared, Some(&permit), false).await;
+    let done = all(tier, Some(&permit), false).await;
     permit.end().await;
     done
 }
 
 /// Compares every open sale twice and repairs what both comparisons have found.
-async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -> Result<ReconcileReport, Error> {
+async fn all(tier: &Arc<RedisTier>, permit: Option<&WorkPermit>, dry_run: bool) -> Result<ReconcileReport, Error> {
     let started = Instant::now();
-    let sales = shared.gate.sales();
+    let sales = tier.gate.sales();
     let mut suspected = HashMap::new();
     for &sale in &sales {
-        let found = find(shared, sale).await?;
+        let found = find(tier, sale).await?;
         if !found.is_empty() {
             suspected.insert(sale, found);
         }
     }
     if !suspected.is_empty() {
-        tokio::time::sleep(shared.config.reconcile.confirm_after).await;
+        tokio::time::sleep(tier.config.reconcile.confirm_after).await;
     }
     let mut confirmed = Vec::new();
     for (sale, before) in suspected {
-        let again = find(shared, sale).await?;
+        let again = find(tier, sale).await?;
         confirmed.extend(again.intersection(&before).take(MAX_FINDINGS).map(|finding| (sale, *finding)));
     }
     // A rebuild changes every sale, so it comes last, and there is one for all of them.
@@ -156,8 +156,8 @@ async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -
         let outcome = if dry_run {
             "reported"
         } else {
-            let repaired = repair(shared, sale, finding, &rebuilt).await;
-            log(shared, permit, sale, finding, repaired).await?
+            let repaired = repair(tier, sale, finding, &rebuilt).await;
+            log(tier, permit, sale, finding, repaired).await?
         };
         let (kind, order, detail) = (finding.kind(), finding.order(), finding.to_string());
         report.findings.push(Reconciled { sale, order, finding: kind, detail, outcome });
@@ -167,14 +167,14 @@ async fn all(shared: &Arc<Shared>, permit: Option<&WorkPermit>, dry_run: bool) -
 }
 
 /// The differences of one sale.
-async fn find(shared: &Shared, sale: SaleId) -> Result<HashSet<Finding>, Error> {
-    let gate = &shared.gate;
+async fn find(tier: &RedisTier, sale: SaleId) -> Result<HashSet<Finding>, Error> {
+    let gate = &tier.gate;
     let Some((incarnation, epoch)) = gate.opened_as(sale) else { return Ok(HashSet::new()) };
     // The gate is read before the ledger: an order that is recorded meanwhile has its row by then.
     let (snapshot, marks) = match (gate.snapshot(sale).await, gate.marks(sale).await) {
         (Ok(Some(snapshot)), Ok(Some(marks))) => (snapshot, marks),
         (Err(GateError::Lost), _) | (_, Err(GateError::Lost)) => {
-            shared.losses.report(sale, incarnation, epoch);
+            tier.losses.report(sale, incarnation, epoch);
             return Ok(HashSet::new());
         }
         (Err(error), _) | (_, Err(error)) => return Err(error.into()),
@@ -188,7 +188,7 @@ async fn find(shared: &Shared, sale: SaleId) -> Result<HashSet<Finding>, Error> 
         after = Some(last.id);
         on_their_way.extend(entries.iter().flat_map(|entry| &entry.orders).map(|admitted| admitted.order));
     }
-    let Some(records) = shared.context.ledger.inspect(sale).await? else { return Ok(HashSet::new()) };
+    let Some(records) = tier.context.ledger.inspect(sale).await? else { return Ok(HashSet::new()) };
     if (records.sale.phase, records.sale.epoch) != (SalePhase::Open, epoch) {
         // It is being rebuilt.
         return Ok(HashSet::new());
@@ -233,7 +233,7 @@ async fn find(shared: &Shared, sale: SaleId) -> Result<HashSet<Finding>, Error> 
 
 /// Writes what was done into the log. An alert is raised if it failed.
 async fn log(
-    shared: &Shared,
+    tier: &RedisTier,
     permit: Option<&WorkPermit>,
     sale: SaleId,
     finding: Finding,
@@ -245,7 +245,7 @@ async fn log(
         Err(error) => format!("{finding}: {}", describe(error)),
     };
     tracing::warn!(%sale, finding = finding.kind(), outcome, detail, "gate and ledger differed");
-    let Context { alerts, ledger, clock, .. } = &shared.context;
+    let Context { alerts, ledger, clock, .. } = &tier.context;
     if repaired.is_err() {
         let about = format!("sale {sale} {}", finding.kind());
         alerts.raise(AlertKind::RepairFailed, about, detail.clone()).await;
@@ -271,8 +271,8 @@ async fn log(
 }
 
 /// Rebuilds the gate, or lets another node finish that has begun to. The error says why neither was possible.
-async fn rebuild_gate(shared: &Arc<Shared>) -> Result<(), String> {
-    match rebuild::all(shared, "a live order has no mark").await {
+async fn rebuild_gate(tier: &Arc<RedisTier>) -> Result<(), String> {
+    match rebuild::all(tier, "a live order has no mark").await {
         Ok(()) | Err(NotReady::Rebuilding) => Ok(()),
         Err(reason) => Err(reason.to_string()),
     }
@@ -280,16 +280,16 @@ async fn rebuild_gate(shared: &Arc<Shared>) -> Result<(), String> {
 
 /// Repairs one difference, and says what was done. `rebuilt` is the outcome of the one rebuild, once there was one.
 async fn repair(
-    shared: &Arc<Shared>,
+    tier: &Arc<RedisTier>,
     sale: SaleId,
     finding: Finding,
     rebuilt: &OnceCell<Result<(), String>>,
 ) -> Result<&'static str, Error> {
-    let (gate, ledger) = (&shared.gate, &shared.context.ledger);
+    let (gate, ledger) = (&tier.gate, &tier.context.ledger);
     match finding {
         Finding::MarkWithoutRow { user, order, epoch } => {
-            let admitted = Admitted { order, user, seq: 0, at: shared.context.clock.now() };
-            let seller = shared.seller(sale)?;
+            let admitted = Admitted { order, user, seq: 0, at: tier.context.clock.now() };
+            let seller = tier.seller(sale)?;
             if !seller.record_and_release(&[Pending { epoch, admitted }]).await {
                 return Err(Error::OutcomeUnknown);
             }
@@ -299,36 +299,36 @@ async fn repair(
             gate.release(sale, &[Release { user, order, existing }]).await?;
             Ok("the mark was released")
         }
-        Finding::OldVersion { .. } => edit_again(shared, sale).await.map(|()| "the edit was repeated"),
+        Finding::OldVersion { .. } => edit_again(tier, sale).await.map(|()| "the edit was repeated"),
         Finding::Cap { version, gate: cap, total, is_possible: true, .. } if cap <= total => {
-            match ledger.adopt_cap(sale, version, cap, shared.context.clock.now()).await? {
+            match ledger.adopt_cap(sale, version, cap, tier.context.clock.now()).await? {
                 None => Err(Error::OutcomeUnknown),
                 Some(adopted) if adopted == cap => Ok("the gate's cap was written into the ledger"),
                 // The gate's cap is below what is sold.
-                Some(_) => replace_cap(shared, sale, version).await,
+                Some(_) => replace_cap(tier, sale, version).await,
             }
         }
-        Finding::Cap { version, .. } => replace_cap(shared, sale, version).await,
+        Finding::Cap { version, .. } => replace_cap(tier, sale, version).await,
         // Marks cannot be added one by one: only a rebuild loads them.
         Finding::LiveRowWithoutMark { .. } => {
-            let rebuilt = rebuilt.get_or_init(|| rebuild_gate(shared)).await;
+            let rebuilt = rebuilt.get_or_init(|| rebuild_gate(tier)).await;
             rebuilt.clone().map(|()| "the gate was rebuilt").map_err(Error::Unready)
         }
     }
 }
 
 /// Writes the ledger's settings of the sale into the gate.
-async fn edit_again(shared: &Shared, sale: SaleId) -> Result<(), Error> {
-    let current = shared.context.ledger.sale(sale).await?.ok_or(GateError::NotOpen)?;
-    let cap = shared.gate.edit(&current).await?;
-    shared.complete_reduction(&current, cap).await?;
+async fn edit_again(tier: &RedisTier, sale: SaleId) -> Result<(), Error> {
+    let current = tier.context.ledger.sale(sale).await?.ok_or(GateError::NotOpen)?;
+    let cap = tier.gate.edit(&current).await?;
+    tier.complete_reduction(&current, cap).await?;
     Ok(())
 }
 
 /// Writes the ledger's cap into the gate, which takes an edit only with a higher version.
-async fn replace_cap(shared: &Shared, sale: SaleId, version: i64) -> Result<&'static str, Error> {
-    if !shared.context.ledger.raise_version(sale, version).await? {
+async fn replace_cap(tier: &RedisTier, sale: SaleId, version: i64) -> Result<&'static str, Error> {
+    if !tier.context.ledger.raise_version(sale, version).await? {
         return Err(Error::OutcomeUnknown);
     }
-    edit_again(shared, sale).await.map(|()| "the ledger's cap was written into the gate")
+    edit_again(tier, sale).await.map(|()| "the ledger's cap was written into the gate")
 }

@@ -1,5 +1,7 @@
-//! The tier `shared`: many nodes, one gate in Redis. A buyer is answered after the ledger has committed the order.
+//! Many nodes, one gate in Redis: the tier `shared`, and with other parts in some places (`queued`, `shielded`) the tiers built on it.
+//! How orders get to the ledger is the tier's `Delivery`.
 //!
+//! - [`config`]: the settings; [`services`]: what the engine uses in Redis beside the gate
 //! - [`seller`]: sells one sale: admits requests in the gate, records the orders in the ledger, settles their outbox entry
 //! - [`outbox`]: records and settles entries that a node has left in the outbox
 //! - [`recovery`]: follows the gate's incarnation in the ledger, and rebuilds the gate when Redis has lost it
@@ -9,12 +11,14 @@
 //! - [`requirements`]: what Redis must be like; [`closed`]: how long nothing could be sold
 
 mod closed;
+mod config;
 mod outbox;
 mod rebuild;
 mod reconcile;
 mod recovery;
 mod requirements;
 mod seller;
+mod services;
 mod subscription;
 
 use std::sync::Arc;
@@ -24,33 +28,28 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use metrics::counter;
 use parking_lot::Mutex;
-use rand::RngExt as _;
-use stampede_cache::{Remote, RemoteConfig};
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError, ScheduledWork};
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, LedgerError, ScheduledWork};
 use stampede_core::{OrderId, Refusal, Sale, SaleId, SalePhase, UserId};
 use stampede_gate::RedisGate;
-use stampede_limit::{Counters, RedisCounters};
-use stampede_lock::Locks;
-use stampede_redis::{Client, Servers};
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::closed::ClosedTimer;
+pub use self::config::{ReconcileConfig, RedisTierConfig};
 use self::recovery::{Changes, LostSales, NotReady};
 use self::seller::SellerHandle;
 pub(super) use self::seller::{Answer, Job, Seller};
+pub(super) use self::services::connect;
+pub(crate) use self::services::gate_record;
 use self::subscription::Subscription;
 use super::per_sale::PerSale;
 use super::queued::admitter::Admitter;
 use super::queued::consumer::{self, Consumer};
 use super::queued::outcomes::Outcomes;
 use super::shielded::{Shield, ShieldConfig};
-use super::{
-    AdmitOutcome, AnswerAfter, Context, Delivery, OrderWait, RollForwardOutcome, Services, StreamConfig, Tier,
-};
+use super::{AdmitOutcome, AnswerAfter, Context, Delivery, OrderWait, RollForwardOutcome, StreamConfig, Tier};
 use crate::batcher::{Abandoned, Batcher, Options};
-use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
 use crate::reconcile::ReconcileReport;
@@ -67,41 +66,9 @@ const MAX_ADMITTED_AT_ONCE: usize = 512;
 /// How long the start waits for Redis and a rebuild. After that the node starts unready and goes on trying.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Clone)]
-pub struct SharedConfig {
-    pub redis: Arc<Client>,
-    /// Another connection, for rate limits, so that they do not wait behind a rebuild of the gate.
-    pub limit_redis: Arc<Client>,
-    /// The same server, for caches and locks, which open connections of their own.
-    pub servers: Servers,
-    pub connect_timeout: Duration,
-    pub response_timeout: Duration,
-    /// How long a request waits for Redis to count it, before the node's own counts decide.
-    pub limit_timeout: Duration,
-    /// Do not ask Redis for its eviction policy: it never evicts.
-    pub assume_noeviction: bool,
-    /// The most orders in one transaction.
-    pub max_batch: usize,
-    /// The most requests for one sale that wait for the gate or the ledger.
-    pub queue_per_sale: usize,
-    /// The most requests for all sales that wait for the gate or the ledger.
-    pub queue_total: usize,
-    /// The earliest time after which an order that cannot be recorded goes into quarantine.
-    pub quarantine_after: Duration,
-    pub reconcile: ReconcileConfig,
-}
-
-/// When gate and ledger are compared.
-#[derive(Debug, Clone, Copy)]
-pub struct ReconcileConfig {
-    pub interval: Duration,
-    /// A difference that is still there after this time is repaired.
-    pub confirm_after: Duration,
-}
-
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(super) config: SharedConfig,
+pub(crate) struct RedisTier {
+    pub(super) config: RedisTierConfig,
     delivery: Delivery,
     context: Context,
     pub(super) gate: Arc<RedisGate>,
@@ -143,45 +110,9 @@ impl SaleQueue {
     }
 }
 
-/// The ledger's record of the gate, with the id of the ledger that all keys in Redis have. The first call makes the id.
-pub(crate) async fn gate_record(ledger: &dyn Ledger) -> Result<GateRecord, LedgerError> {
-    let new_id = format!("{:016x}", rand::rng().random::<u64>());
-    ledger.gate_record(&new_id).await
-}
-
-/// Each of these has its own connections, so that none waits for another or for the gate.
-pub(super) async fn services(
-    config: &SharedConfig,
-    cache: &CacheConfig,
-    ledger: &dyn Ledger,
-) -> Result<Services, StartError> {
-    let application = format!("stampede:{}", gate_record(ledger).await?.ledger_id);
-    let SharedConfig { limit_redis, limit_timeout, servers, connect_timeout, response_timeout, .. } = config;
-    let counters = RedisCounters::start(limit_redis.clone(), format!("{application}:limit"), *limit_timeout);
-    let remote = RemoteConfig {
-        connect_timeout: *connect_timeout,
-        response_timeout: cache.redis_timeout,
-        ..RemoteConfig::default()
-    };
-    let remote = Remote::new(application.clone(), servers.clone(), remote)
-        .map_err(|error| StartError::Redis(error.to_string()))?;
-    let locks = stampede_lock::Config {
-        prefix: format!("{application}:scheduled"),
-        connect_timeout: *connect_timeout,
-        response_timeout: *response_timeout,
-        ..stampede_lock::Config::default()
-    };
-    let locks = Locks::new(servers.clone(), locks).map_err(|error| StartError::Redis(error.to_string()))?;
-    Ok(Services {
-        limit_counters: Counters::Redis(counters),
-        cache_sharing: Sharing::Redis(remote),
-        locks: Some(locks),
-    })
-}
-
-impl Shared {
+impl RedisTier {
     pub(super) async fn start(
-        config: SharedConfig,
+        config: RedisTierConfig,
         delivery: Delivery,
         shield: Option<ShieldConfig>,
         context: Context,
@@ -204,7 +135,7 @@ impl Shared {
             Delivery::Stream(queue) if queue.consume => Some(Consumer::new(context.holder.clone())),
             Delivery::Stream(_) | Delivery::Commit => None,
         };
-        let shared = Arc::new(Self {
+        let tier = Arc::new(Self {
             outcomes: Arc::default(),
             consumer,
             shield: shield.map(|config| Shield::new(config, gate.clone())),
@@ -223,21 +154,21 @@ impl Shared {
             context,
         });
         let subscription = Subscription {
-            client: shared.config.redis.clone(),
-            sales: shared.gate.channel(),
-            changes: shared.changes.clone(),
-            outcomes: shared.outcomes.clone(),
-            shield: shared.shield.clone(),
-            sessions: shared.sessions.clone(),
-            cached_sessions: shared.context.sessions.clone(),
-            clock: shared.context.clock.clone(),
+            client: tier.config.redis.clone(),
+            sales: tier.gate.channel(),
+            changes: tier.changes.clone(),
+            outcomes: tier.outcomes.clone(),
+            shield: tier.shield.clone(),
+            sessions: tier.sessions.clone(),
+            cached_sessions: tier.context.sessions.clone(),
+            clock: tier.context.clock.clone(),
         };
         let subscription = subscription.run();
-        shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
+        tier.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
         // A task of its own: a rebuild that takes longer than the start waits is not interrupted.
         let (started, outcome) = oneshot::channel();
-        let recovery = tokio::spawn(recovery::run(Arc::downgrade(&shared), started));
-        shared.workers.lock().push(AbortOnDropHandle::new(recovery));
+        let recovery = tokio::spawn(recovery::run(Arc::downgrade(&tier), started));
+        tier.workers.lock().push(AbortOnDropHandle::new(recovery));
         match tokio::time::timeout(START_TIMEOUT, outcome).await {
             Ok(Ok(Err(NotReady::Unsuitable(reason)))) => return Err(StartError::Redis(reason)),
             Ok(Ok(Err(reason))) => {
@@ -246,21 +177,21 @@ impl Shared {
             Ok(Ok(Ok(()))) => {}
             Ok(Err(_)) | Err(_) => tracing::warn!("starting without the gate: it is still being rebuilt"),
         }
-        let schedule = Schedule::new(ScheduledWork::Reconcile, shared.context.locks.as_ref())
+        let schedule = Schedule::new(ScheduledWork::Reconcile, tier.context.locks.as_ref())
             .map_err(|error| StartError::Redis(error.to_string()))?;
-        let reconcile = reconcile::run(Arc::downgrade(&shared), schedule, shared.config.reconcile.interval);
-        shared.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(reconcile)));
-        match &shared.delivery {
-            Delivery::Commit => shared.spawn(outbox::run(Arc::downgrade(&shared))),
+        let reconcile = reconcile::run(Arc::downgrade(&tier), schedule, tier.config.reconcile.interval);
+        tier.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(reconcile)));
+        match &tier.delivery {
+            Delivery::Commit => tier.spawn(outbox::run(Arc::downgrade(&tier))),
             Delivery::Stream(queue) => {
-                let ledger = shared.context.ledger.clone();
-                shared.spawn(shared.outcomes.clone().run(ledger));
-                if let Some(consumer) = &shared.consumer {
-                    shared.spawn(consumer::run(Arc::downgrade(&shared), consumer.clone(), queue.clone()));
+                let ledger = tier.context.ledger.clone();
+                tier.spawn(tier.outcomes.clone().run(ledger));
+                if let Some(consumer) = &tier.consumer {
+                    tier.spawn(consumer::run(Arc::downgrade(&tier), consumer.clone(), queue.clone()));
                 }
             }
         }
-        Ok(shared)
+        Ok(tier)
     }
 
     /// Runs a task until the tier is closed.
@@ -279,7 +210,7 @@ impl Shared {
     }
 
     fn new_queue(&self, sale: SaleId) -> SaleQueue {
-        let SharedConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
+        let RedisTierConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
         let recording = Recording::new(sale, &self.context, quarantine_after);
         let announces = matches!(self.delivery, Delivery::Stream(_));
         let (gate, ledger, losses) = (self.gate.clone(), self.context.ledger.clone(), self.losses.clone());
@@ -341,7 +272,7 @@ impl Shared {
 }
 
 #[async_trait]
-impl Tier for Shared {
+impl Tier for RedisTier {
     async fn admit(&self, sale: SaleId, request: AdmitRequest) -> Result<AdmitOutcome, Error> {
         self.can_admit()?;
         if self.gate.opened_as(sale).is_none() {
@@ -498,7 +429,7 @@ impl Tier for Shared {
     }
 }
 
-impl Shared {
+impl RedisTier {
     /// Tells the other nodes that the sale has changed in the ledger. They notice by themselves within a second.
     async fn announce(&self, sale: SaleId) {
         if let Err(error) = self.gate.announce(sale).await {

@@ -13,7 +13,7 @@ use stampede_core::{Epoch, Sale, SaleId, SalePhase, Timestamp};
 use stampede_redis::{Backoff, jitter};
 use tokio::sync::{Notify, oneshot};
 
-use super::{Shared, rebuild, requirements};
+use super::{RedisTier, rebuild, requirements};
 use crate::alerts::AlertKind;
 use crate::error::{Error, describe};
 use crate::retention::{RETENTION, is_past_retention};
@@ -156,14 +156,14 @@ pub(super) struct Recovery {
     not_open: HashMap<SaleId, Progress>,
 }
 
-/// Runs until `shared` is dropped. Sends into `started` whether the gate can be used, once that is known.
-pub(super) async fn run(shared: Weak<Shared>, started: oneshot::Sender<Result<(), NotReady>>) {
+/// Runs until the tier is dropped. Sends into `started` whether the gate can be used, once that is known.
+pub(super) async fn run(tier: Weak<RedisTier>, started: oneshot::Sender<Result<(), NotReady>>) {
     let mut recovery = Recovery::default();
     let (losses, changes) = {
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(tier) = tier.upgrade() else { return };
         // The start may have stopped waiting.
-        let _ = started.send(recovery.start(&shared).await);
-        (shared.losses.clone(), shared.changes.clone())
+        let _ = started.send(recovery.start(&tier).await);
+        (tier.losses.clone(), tier.changes.clone())
     };
     let mut next_round = tokio::time::Instant::now();
     loop {
@@ -173,14 +173,14 @@ pub(super) async fn run(shared: Weak<Shared>, started: oneshot::Sender<Result<()
             () = losses.notify.notified() => false,
             () = tokio::time::sleep_until(next_round) => false,
         };
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(tier) = tier.upgrade() else { return };
         if is_change {
-            apply(&shared).await;
+            apply(&tier).await;
             // What changes meanwhile is read together.
             tokio::time::sleep(CHANGES_PAUSE).await;
         } else {
             // The reason has been logged, and `ready` returns it.
-            let interval = match recovery.round(&shared).await {
+            let interval = match recovery.round(&tier).await {
                 Ok(Opened::Some) | Err(NotReady::Redis(_) | NotReady::Rebuilding) => UNREADY_INTERVAL,
                 _ => INTERVAL,
             };
@@ -192,11 +192,11 @@ pub(super) async fn run(shared: Weak<Shared>, started: oneshot::Sender<Result<()
 }
 
 /// Reads the sales that other nodes have changed.
-async fn apply(shared: &Shared) {
-    let changed = std::mem::take(&mut *shared.changes.sales.lock());
+async fn apply(tier: &RedisTier) {
+    let changed = std::mem::take(&mut *tier.changes.sales.lock());
     for id in changed {
-        match shared.refresh(id).await {
-            Ok(Some(sale)) => compare(shared, &sale).await,
+        match tier.refresh(id).await {
+            Ok(Some(sale)) => compare(tier, &sale).await,
             Ok(None) => {}
             Err(error) => tracing::debug!(sale = %id, error = describe(&error), "cannot read a sale that was changed"),
         }
@@ -204,22 +204,22 @@ async fn apply(shared: &Shared) {
 }
 
 /// Compares an open sale with the gate: reads what is left, repeats an edit that has not reached the gate, and completes a reduction.
-async fn compare(shared: &Shared, sale: &Sale) {
-    let Some((incarnation, epoch)) = shared.gate.opened_as(sale.id) else { return };
+async fn compare(tier: &RedisTier, sale: &Sale) {
+    let Some((incarnation, epoch)) = tier.gate.opened_as(sale.id) else { return };
     let compared = async {
-        let Some(snapshot) = shared.gate.snapshot(sale.id).await? else { return Ok(()) };
+        let Some(snapshot) = tier.gate.snapshot(sale.id).await? else { return Ok(()) };
         let cap = match snapshot.version.cmp(&sale.version) {
-            std::cmp::Ordering::Less => shared.gate.edit(sale).await?,
+            std::cmp::Ordering::Less => tier.gate.edit(sale).await?,
             std::cmp::Ordering::Equal => Some(snapshot.cap),
             // The sale was edited after it was read.
             std::cmp::Ordering::Greater => return Ok(()),
         };
-        shared.complete_reduction(sale, cap).await?;
+        tier.complete_reduction(sale, cap).await?;
         Ok::<_, Error>(())
     };
     match compared.await {
         Ok(()) => {}
-        Err(Error::Gate(GateError::Lost)) => shared.losses.report(sale.id, incarnation, epoch),
+        Err(Error::Gate(GateError::Lost)) => tier.losses.report(sale.id, incarnation, epoch),
         Err(error) => {
             tracing::debug!(sale = %sale.id, error = describe(&error), "cannot compare a sale with the gate");
         }
@@ -228,10 +228,10 @@ async fn compare(shared: &Shared, sale: &Sale) {
 
 impl Recovery {
     /// Repeats rounds until the gate can be used, or it is certain that it cannot be for now.
-    async fn start(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
+    async fn start(&mut self, tier: &Arc<RedisTier>) -> Result<(), NotReady> {
         let mut backoff = Backoff::new(SHORTEST_PAUSE, UNREADY_INTERVAL);
         loop {
-            match self.round(shared).await {
+            match self.round(tier).await {
                 Err(NotReady::Rebuilding) => backoff.sleep().await,
                 done => return done.map(drop),
             }
@@ -239,17 +239,17 @@ impl Recovery {
     }
 
     /// Brings this node in line with the ledger and the gate, and remembers whether it can sell.
-    async fn round(&mut self, shared: &Arc<Shared>) -> Result<Opened, NotReady> {
-        let done = self.follow(shared).await;
+    async fn round(&mut self, tier: &Arc<RedisTier>) -> Result<Opened, NotReady> {
+        let done = self.follow(tier).await;
         match done {
-            Ok(Opened::All) => shared.closed.end(),
-            Ok(Opened::Some) | Err(_) => shared.closed.begin(),
+            Ok(Opened::All) => tier.closed.end(),
+            Ok(Opened::Some) | Err(_) => tier.closed.begin(),
         }
         let reason = done.as_ref().err().cloned();
-        let before = std::mem::replace(&mut *shared.not_ready.lock(), reason.clone());
-        shared.is_unsuitable.store(matches!(reason, Some(NotReady::Unsuitable(_))), Ordering::Relaxed);
+        let before = std::mem::replace(&mut *tier.not_ready.lock(), reason.clone());
+        tier.is_unsuitable.store(matches!(reason, Some(NotReady::Unsuitable(_))), Ordering::Relaxed);
         if let Some(NotReady::Unsuitable(reason)) = &reason {
-            shared.context.alerts.raise(AlertKind::Unsuitable, "Redis".to_owned(), reason.clone()).await;
+            tier.context.alerts.raise(AlertKind::Unsuitable, "Redis".to_owned(), reason.clone()).await;
         }
         match (before, reason) {
             (None, Some(reason)) => tracing::error!(%reason, cause = reason.cause(), "the gate cannot be used"),
@@ -259,55 +259,55 @@ impl Recovery {
         done
     }
 
-    async fn follow(&mut self, shared: &Arc<Shared>) -> Result<Opened, NotReady> {
-        let (gate, ledger) = (&shared.gate, &shared.context.ledger);
-        self.check_redis(shared).await?;
+    async fn follow(&mut self, tier: &Arc<RedisTier>) -> Result<Opened, NotReady> {
+        let (gate, ledger) = (&tier.gate, &tier.context.ledger);
+        self.check_redis(tier).await?;
         let record = ledger.gate_record("").await?;
         let incarnation = record.incarnation;
-        shared.set_incarnation(&record);
+        tier.set_incarnation(&record);
         let has_scripts = gate.has_scripts().await?;
         if has_scripts {
             self.begun = None;
-            if let Some(reason) = other_server(shared, &record).await? {
-                return rebuild_all(shared, reason).await;
+            if let Some(reason) = other_server(tier, &record).await? {
+                return rebuild_all(tier, reason).await;
             }
         }
-        let losses = shared.losses.take();
-        let now = shared.context.clock.now();
+        let losses = tier.losses.take();
+        let now = tier.context.clock.now();
         let sales = ledger.sales(Some(now.minus(RETENTION))).await?;
         if !has_scripts {
             if self.is_begun_elsewhere(&sales, incarnation) {
                 return Err(NotReady::Rebuilding);
             }
-            return rebuild_all(shared, "Redis does not have the scripts of the gate").await;
+            return rebuild_all(tier, "Redis does not have the scripts of the gate").await;
         }
         for sale in &sales {
-            shared.adopt(sale);
-            shared.context.sale_index.put(sale.clone());
+            tier.adopt(sale);
+            tier.context.sale_index.put(sale.clone());
         }
         // A loss counts only if the ledger still calls the sale open as it was used: otherwise another node has rebuilt it.
         let is_lost =
             |sale: &Sale| sale.phase == SalePhase::Open && losses.get(&sale.id) == Some(&(incarnation, sale.epoch));
         if sales.iter().any(is_lost) {
-            return rebuild_all(shared, "Redis has lost a part of the gate").await;
+            return rebuild_all(tier, "Redis has lost a part of the gate").await;
         }
-        let is_rebuilt = self.open_stalled(shared, &sales, incarnation).await?;
-        retire(shared, now).await?;
+        let is_rebuilt = self.open_stalled(tier, &sales, incarnation).await?;
+        retire(tier, now).await?;
         let open = sales.iter().filter(|sale| sale.phase == SalePhase::Open);
-        futures_util::stream::iter(open).for_each_concurrent(CONCURRENT_SNAPSHOTS, |sale| compare(shared, sale)).await;
+        futures_util::stream::iter(open).for_each_concurrent(CONCURRENT_SNAPSHOTS, |sale| compare(tier, sale)).await;
         let is_open = |sale: &Sale| sale.phase == SalePhase::Open || is_new(sale);
         Ok(if is_rebuilt || sales.iter().all(is_open) { Opened::All } else { Opened::Some })
     }
 
     /// Checks a server that this node is newly connected to, and at intervals every server.
-    async fn check_redis(&mut self, shared: &Arc<Shared>) -> Result<(), NotReady> {
-        let (redis, ledger) = (&shared.config.redis, &shared.context.ledger);
+    async fn check_redis(&mut self, tier: &Arc<RedisTier>) -> Result<(), NotReady> {
+        let (redis, ledger) = (&tier.config.redis, &tier.context.ledger);
         let is_due = self.checked_at.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
         let is_new = self.checked_connection.is_none() || self.checked_connection != redis.current_connection();
         if is_due || is_new {
             self.checked_at = None;
-            let connection = requirements::check(redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
-            requirements::check_persistence(redis, &shared.delivery, is_new).await?;
+            let connection = requirements::check(redis, ledger.as_ref(), tier.config.assume_noeviction).await?;
+            requirements::check_persistence(redis, &tier.delivery, is_new).await?;
             (self.checked_connection, self.checked_at) = (Some(connection), Some(Instant::now()));
         }
         Ok(())
@@ -327,10 +327,15 @@ impl Recovery {
     }
 
     /// Opens sales that were left unopened by a node that died. Returns whether the whole gate was rebuilt.
-    async fn open_stalled(&mut self, shared: &Arc<Shared>, sales: &[Sale], incarnation: u64) -> Result<bool, NotReady> {
+    async fn open_stalled(
+        &mut self,
+        tier: &Arc<RedisTier>,
+        sales: &[Sale],
+        incarnation: u64,
+    ) -> Result<bool, NotReady> {
         let (mut not_open, mut stalled) = (HashMap::new(), Vec::new());
         let waiting: Vec<&Sale> = sales.iter().filter(|sale| sale.phase != SalePhase::Open).collect();
-        let heartbeat = if waiting.is_empty() { 0 } else { shared.gate.heartbeat().await? };
+        let heartbeat = if waiting.is_empty() { 0 } else { tier.gate.heartbeat().await? };
         for sale in waiting {
             let at = (incarnation, sale.phase, sale.epoch, heartbeat);
             let progress = self.not_open.remove(&sale.id).filter(|progress| progress.at == at);
@@ -343,25 +348,25 @@ impl Recovery {
         self.not_open = not_open;
         for sale in &stalled {
             if !is_new(sale) {
-                return rebuild::all(shared, "a rebuild of the gate made no progress").await.map(|()| true);
+                return rebuild::all(tier, "a rebuild of the gate made no progress").await.map(|()| true);
             }
             tracing::warn!(sale = %sale.id, "opening a sale that was created but not opened");
-            rebuild::one(shared, sale, incarnation).await?;
+            rebuild::one(tier, sale, incarnation).await?;
         }
         Ok(false)
     }
 }
 
-async fn rebuild_all(shared: &Arc<Shared>, reason: &str) -> Result<Opened, NotReady> {
-    rebuild::all(shared, reason).await.map(|()| Opened::All)
+async fn rebuild_all(tier: &Arc<RedisTier>, reason: &str) -> Result<Opened, NotReady> {
+    rebuild::all(tier, reason).await.map(|()| Opened::All)
 }
 
 /// Why the server is not the one on which the incarnation was opened, although it has its scripts; `None` if it is.
-async fn other_server(shared: &Shared, record: &GateRecord) -> Result<Option<&'static str>, NotReady> {
+async fn other_server(tier: &RedisTier, record: &GateRecord) -> Result<Option<&'static str>, NotReady> {
     if record.replication_id.is_empty() {
         return Ok(Some("it is not known on which Redis the gate was opened"));
     }
-    match shared.gate.verify_server().await {
+    match tier.gate.verify_server().await {
         Ok(()) => Ok(None),
         Err(GateError::Lost) => Ok(Some("Redis has another replication id, so it may hold an older copy of the gate")),
         Err(error) => Err(error.into()),
@@ -369,12 +374,12 @@ async fn other_server(shared: &Shared, record: &GateRecord) -> Result<Option<&'s
 }
 
 /// Removes sales that are long over from the gate.
-async fn retire(shared: &Arc<Shared>, now: Timestamp) -> Result<(), NotReady> {
-    for id in shared.gate.sales() {
-        let is_over = shared.context.sale_index.get(id).is_some_and(|sale| is_past_retention(&sale, now));
+async fn retire(tier: &Arc<RedisTier>, now: Timestamp) -> Result<(), NotReady> {
+    for id in tier.gate.sales() {
+        let is_over = tier.context.sale_index.get(id).is_some_and(|sale| is_past_retention(&sale, now));
         if is_over
-            && shared.gate.remove(id).await?
-            && let Some(queue) = shared.queues.remove(id)
+            && tier.gate.remove(id).await?
+            && let Some(queue) = tier.queues.remove(id)
         {
             // Not awaited: it may wait for an order that is being recorded.
             tokio::spawn(queue.close());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use stampede_core::SaleId;
 use stampede_gate::redis::{Entry, EntryId};
 
-use super::Shared;
+use super::RedisTier;
 use crate::error::Error;
 
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -19,17 +19,17 @@ const PAGE: usize = 100;
 
 type Seen = HashMap<(SaleId, EntryId), Instant>;
 
-/// Runs until `shared` is dropped.
-pub(super) async fn run(shared: Weak<Shared>) {
+/// Runs until the tier is dropped.
+pub(super) async fn run(tier: Weak<RedisTier>) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut seen = Seen::new();
     loop {
         ticks.tick().await;
-        let Some(shared) = shared.upgrade() else { return };
+        let Some(tier) = tier.upgrade() else { return };
         let mut still_there = Seen::new();
-        for sale in shared.gate.sales() {
-            if let Err(error) = settle_stale(&shared, sale, &seen, &mut still_there).await {
+        for sale in tier.gate.sales() {
+            if let Err(error) = settle_stale(&tier, sale, &seen, &mut still_there).await {
                 tracing::debug!(%sale, %error, "cannot read the outbox; trying again");
             }
         }
@@ -38,10 +38,10 @@ pub(super) async fn run(shared: Weak<Shared>) {
 }
 
 /// Settles the entries of one sale that were left, and notes the others.
-async fn settle_stale(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_there: &mut Seen) -> Result<(), Error> {
+async fn settle_stale(tier: &Arc<RedisTier>, sale: SaleId, seen: &Seen, still_there: &mut Seen) -> Result<(), Error> {
     let mut after = None;
     loop {
-        let entries = shared.gate.entries(sale, after, PAGE).await?;
+        let entries = tier.gate.entries(sale, after, PAGE).await?;
         let Some(last) = entries.last() else { return Ok(()) };
         after = Some(last.id);
         let is_last_page = entries.len() < PAGE;
@@ -57,8 +57,8 @@ async fn settle_stale(shared: &Arc<Shared>, sale: SaleId, seen: &Seen, still_the
         }
         if !left.is_empty() {
             tracing::info!(%sale, entries = left.len(), "recording orders that were left in the outbox");
-            let seller = shared.seller(sale)?;
-            seller.record_entries(&left, shared.config.max_batch).await;
+            let seller = tier.seller(sale)?;
+            seller.record_entries(&left, tier.config.max_batch).await;
         }
         if is_last_page {
             return Ok(());

@@ -23,7 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::super::Delivery;
 use super::recovery::NotReady;
-use super::{Shared, requirements};
+use super::{RedisTier, requirements};
 use crate::retention::RETENTION;
 
 /// Sales that are rebuilt at once.
@@ -36,34 +36,34 @@ const ENTRIES: usize = 100;
 const ORDERS: usize = 1000;
 
 /// Rebuilds the whole gate, unless another node has begun to.
-pub(super) async fn all(shared: &Arc<Shared>, reason: &str) -> Result<(), NotReady> {
-    let (gate, ledger, started) = (&shared.gate, &shared.context.ledger, Instant::now());
-    shared.closed.begin();
-    requirements::check(&shared.config.redis, ledger.as_ref(), shared.config.assume_noeviction).await?;
+pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotReady> {
+    let (gate, ledger, started) = (&tier.gate, &tier.context.ledger, Instant::now());
+    tier.closed.begin();
+    requirements::check(&tier.config.redis, ledger.as_ref(), tier.config.assume_noeviction).await?;
     // Read before the scripts are loaded: where they are, the ledger knows the server.
     let replication_id = gate.replication_id().await?;
-    let end_after = shared.context.clock.now().minus(RETENTION);
+    let end_after = tier.context.clock.now().minus(RETENTION);
     let from = gate.incarnation();
     let Some(incarnation) = ledger.begin_rebuild(from, &replication_id, end_after).await? else {
         return Err(NotReady::Rebuilding);
     };
     tracing::warn!(reason, incarnation, "rebuilding the gate; sales are closed meanwhile");
-    *shared.not_ready.lock() = Some(NotReady::Rebuilding);
+    *tier.not_ready.lock() = Some(NotReady::Rebuilding);
     counter!("stampede_gate_rebuilds_total").increment(1);
     failpoint::hit("rebuild.begun");
-    let _heartbeat = start_heartbeat(shared);
-    shared.set_incarnation(&GateRecord { ledger_id: gate.ledger_id().to_owned(), incarnation, replication_id });
+    let _heartbeat = start_heartbeat(tier);
+    tier.set_incarnation(&GateRecord { ledger_id: gate.ledger_id().to_owned(), incarnation, replication_id });
     gate.load_scripts().await?;
     let sales = ledger.sales(Some(end_after)).await?;
-    all_of(sales.iter().map(|sale| close(shared, sale).boxed()).collect()).await?;
+    all_of(sales.iter().map(|sale| close(tier, sale).boxed()).collect()).await?;
     // With a queue, an order whose admission began before now may be confirmed until then.
     let not_before = Instant::now()
-        + match &shared.delivery {
+        + match &tier.delivery {
             Delivery::Commit => Duration::ZERO,
             Delivery::Stream(queue) => queue.accept_within,
         };
     failpoint::hit("rebuild.closed");
-    all_of(sales.iter().map(|sale| load(shared, sale, incarnation, not_before).boxed()).collect()).await?;
+    all_of(sales.iter().map(|sale| load(tier, sale, incarnation, not_before).boxed()).collect()).await?;
     histogram!("stampede_gate_rebuild_seconds").record(started.elapsed());
     tracing::info!(sales = sales.len(), ms = started.elapsed().as_millis(), "the gate has been rebuilt");
     Ok(())
@@ -76,8 +76,8 @@ async fn all_of(work: Vec<BoxFuture<'_, Result<(), NotReady>>>) -> Result<(), No
 }
 
 /// Tells the other nodes that this one is at work, for as long as the returned handle exists.
-fn start_heartbeat(shared: &Arc<Shared>) -> AbortOnDropHandle<()> {
-    let gate = shared.gate.clone();
+fn start_heartbeat(tier: &Arc<RedisTier>) -> AbortOnDropHandle<()> {
+    let gate = tier.gate.clone();
     AbortOnDropHandle::new(tokio::spawn(async move {
         loop {
             if let Err(error) = gate.beat().await {
@@ -88,21 +88,21 @@ fn start_heartbeat(shared: &Arc<Shared>) -> AbortOnDropHandle<()> {
     }))
 }
 
-async fn close(shared: &Arc<Shared>, sale: &Sale) -> Result<(), NotReady> {
-    if shared.gate.close(sale.id, sale.epoch).await? { Ok(()) } else { Err(NotReady::Rebuilding) }
+async fn close(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotReady> {
+    if tier.gate.close(sale.id, sale.epoch).await? { Ok(()) } else { Err(NotReady::Rebuilding) }
 }
 
 /// Opens one sale under the current incarnation: one that was created and not opened.
-pub(super) async fn one(shared: &Arc<Shared>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
-    close(shared, sale).await?;
-    load(shared, sale, incarnation, Instant::now()).await
+pub(super) async fn one(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
+    close(tier, sale).await?;
+    load(tier, sale, incarnation, Instant::now()).await
 }
 
 /// Records what has survived of a closed sale, then loads and opens it, at `not_before` at the earliest.
-async fn load(shared: &Arc<Shared>, sale: &Sale, incarnation: u64, not_before: Instant) -> Result<(), NotReady> {
-    record_survivors(shared, sale).await?;
+async fn load(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64, not_before: Instant) -> Result<(), NotReady> {
+    record_survivors(tier, sale).await?;
     tokio::time::sleep_until(not_before.into()).await;
-    let (gate, ledger) = (&shared.gate, &shared.context.ledger);
+    let (gate, ledger) = (&tier.gate, &tier.context.ledger);
     let Some(LoadedSale { sale, marks }) = ledger.begin_load(sale.id, incarnation).await? else {
         return Err(NotReady::Rebuilding);
     };
@@ -113,28 +113,28 @@ async fn load(shared: &Arc<Shared>, sale: &Sale, incarnation: u64, not_before: I
     if !ledger.finish_load(id, epoch, incarnation).await? {
         return Err(NotReady::Rebuilding);
     }
-    shared.refresh(id).await?;
-    shared.announce(id).await;
+    tier.refresh(id).await?;
+    tier.announce(id).await;
     Ok(())
 }
 
 /// Records the entries of the outbox, and the marks that have no row.
-async fn record_survivors(shared: &Arc<Shared>, sale: &Sale) -> Result<(), NotReady> {
-    let seller = shared.seller(sale.id)?;
+async fn record_survivors(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotReady> {
+    let seller = tier.seller(sale.id)?;
     let mut after = None;
     loop {
-        let entries = shared.gate.entries(sale.id, after, ENTRIES).await?;
+        let entries = tier.gate.entries(sale.id, after, ENTRIES).await?;
         let Some(last) = entries.last() else { break };
         after = Some(last.id);
         for entry in entries {
             seller.record_before_rebuild(entry.id.epoch, entry.orders.into_iter()).await?;
         }
     }
-    let Some((epoch, marks)) = shared.gate.surviving_marks(sale.id).await? else { return Ok(()) };
-    let Some(loaded) = shared.context.ledger.load(sale.id).await? else { return Ok(()) };
+    let Some((epoch, marks)) = tier.gate.surviving_marks(sale.id).await? else { return Ok(()) };
+    let Some(loaded) = tier.context.ledger.load(sale.id).await? else { return Ok(()) };
     let recorded: HashSet<_> = loaded.marks.into_iter().collect();
     // Of a mark alone neither the sequence number nor the time is known. It was admitted before what is in the outbox.
-    let at = shared.context.clock.now();
+    let at = tier.context.clock.now();
     let admitted = |&(user, order): &_| Admitted { order, user, seq: 0, at };
     let missing: Vec<Admitted> = marks.iter().filter(|mark| !recorded.contains(mark)).map(admitted).collect();
     for orders in missing.chunks(ORDERS) {
