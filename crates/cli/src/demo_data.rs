@@ -58,7 +58,22 @@ const OFFERS: [Offer; 3] = [
     },
 ];
 
+/// How long the start waits for a gate on a server.
+const GATE_TIMEOUT: Duration = Duration::from_secs(30);
+const GATE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Creates what is missing, once the gate can be used.
 pub async fn fill(engine: &Engine) -> anyhow::Result<()> {
+    if let Err(error) = engine.ready().await {
+        tracing::warn!(%error, "waiting for the gate, to create the demonstration data");
+        let ready = async {
+            while engine.ready().await.is_err() {
+                tokio::time::sleep(GATE_INTERVAL).await;
+            }
+        };
+        let waited = tokio::time::timeout(GATE_TIMEOUT, ready).await;
+        waited.context("cannot create the demonstration data: the gate cannot be used")?;
+    }
     for offer in OFFERS {
         if engine.sales(Some(offer.state), None, 1).is_empty() {
             let sale = create_sale(engine, &offer).await.context("cannot create the demonstration data")?;

@@ -60,11 +60,24 @@ pub fn without_credentials(text: &str) -> String {
                 shown.push_str(HIDDEN);
                 &url[at..]
             }
+            None if lacks_host(&url[..end]) => {
+                shown.push_str(HIDDEN);
+                &url[end..]
+            }
             None => url,
         };
     }
     shown.push_str(rest);
     shown
+}
+
+/// Whether a URL without an `@` has what looks like a password in place of its host or port.
+fn lacks_host(url: &str) -> bool {
+    let authority = url.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_address = authority.ends_with(']');
+    authority
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !is_address && (host.is_empty() || port.bytes().any(|byte| !byte.is_ascii_digit())))
 }
 
 #[cfg(test)]
@@ -79,6 +92,12 @@ mod tests {
             ("https://me:secret@x:8443/y", "https://***@x:8443/y"),
             ("https://secret@x/y", "https://***@x/y"),
             ("redis:me:secret@x", "***@x"),
+            ("redis://:secret", "redis://***"),
+            ("redis://:123456", "redis://***"),
+            ("redis://me:secret/2", "redis://***"),
+            ("redis://[::1]:6379/2", "redis://[::1]:6379/2"),
+            ("redis://[::1]", "redis://[::1]"),
+            ("redis://x:6379", "redis://x:6379"),
             ("https://me:sec@ret@x/y", "https://***@x/y"),
             ("https://me:sec/ret?@x/y", "https://***@x/y"),
             ("https://x/y?token=secret", "https://x/y?***"),

@@ -129,6 +129,19 @@ pub enum SaleState {
 }
 
 impl SaleState {
+    pub const ALL: &'static [Self] = &[Self::NotStarted, Self::On, Self::SoldOut, Self::Paused, Self::Ended];
+
+    /// The word for it in the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotStarted => "not_started",
+            Self::On => "on",
+            Self::SoldOut => "sold_out",
+            Self::Paused => "paused",
+            Self::Ended => "ended",
+        }
+    }
+
     /// `None` for a sale that visitors do not see.
     pub fn of(status: SaleStatus, window: Window, now: Timestamp, remaining: u32) -> Option<Self> {
         match closed_reason(status, window, now) {
@@ -146,6 +159,19 @@ impl SaleState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_state_is_listed() {
+        // A new state makes this match incomplete; it belongs to `ALL` as well.
+        let place = |state: SaleState| match state {
+            SaleState::NotStarted => 0,
+            SaleState::On => 1,
+            SaleState::SoldOut => 2,
+            SaleState::Paused => 3,
+            SaleState::Ended => 4,
+        };
+        assert!(SaleState::ALL.iter().enumerate().all(|(n, &state)| place(state) == n));
+    }
 
     #[test]
     fn the_window_is_half_open() {

@@ -27,6 +27,8 @@ pub enum AlertKind {
     Quarantined,
     /// Redis must be set up differently; nothing is sold meanwhile.
     Unsuitable,
+    /// The gate is rebuilt again and again.
+    RebuiltRepeatedly,
 }
 
 impl AlertKind {
@@ -36,6 +38,7 @@ impl AlertKind {
             Self::ReleaseFailed => "release_failed",
             Self::Quarantined => "quarantined",
             Self::Unsuitable => "redis_unsuitable",
+            Self::RebuiltRepeatedly => "gate_rebuilt_repeatedly",
         }
     }
 }

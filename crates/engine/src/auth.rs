@@ -289,7 +289,7 @@ impl Engine {
     /// Checks the token's signature. A forged token, and one whose session is known to have ended, is refused without asking the
     /// ledger, and does not count against the limits of its user. Those are checked after this and before
     /// [`Engine::authenticate`], which may ask the ledger.
-    pub fn prove(&self, token: &str) -> Result<VerifiedToken, Error> {
+    pub fn verify_token(&self, token: &str) -> Result<VerifiedToken, Error> {
         let (session, user) = self.auth.token_signer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;
         match self.auth.sessions.get(session) {
             Some(known) if known.ended => Err(Error::Plain(Code::Unauthorized)),

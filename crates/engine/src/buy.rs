@@ -46,7 +46,7 @@ impl Bought {
 }
 
 /// An attempt is repeated after a dead mark was released, or after a sale was found in the ledger. A buyer for whom more
-/// attempts than this fail is told that the outcome is not known.
+/// attempts than this fail gets `outcome_unknown`.
 const MAX_ATTEMPTS: u32 = 3;
 
 enum Attempt {

@@ -105,7 +105,7 @@ impl<K: CacheKey + fmt::Debug, V: CacheValue> RowCache<K, V> {
         let Some(filter) = self.filter.clone() else { return self.update(id, insert).await };
         // On the heap, because it is large and rare.
         if Box::pin(filter.announce(id)).await.is_err() {
-            tracing::warn!(?id, "nothing was created, because Redis cannot be told of the new id");
+            tracing::warn!(?id, "nothing was created, because the new id cannot be announced in Redis");
             return Err(Error::Plain(Code::Unavailable));
         }
         let (announced_at, announced_id) = (Instant::now(), id.clone());

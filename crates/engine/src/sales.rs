@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use stampede_core::ids::Origin;
 use stampede_core::ports::{CreateOutcome, EditOutcome, GateError, OrderRow, SaleDraft, Snapshot};
 use stampede_core::{
     Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, failpoint, shop,
@@ -86,10 +87,13 @@ impl Engine {
         SaleView { sale, state, remaining }
     }
 
-    /// A sale that another process has created a moment ago. It is opened here, too. Concurrent calls ask the ledger once, and in tiers
-    /// with Redis a filter of all sales rules out ids that do not exist.
+    /// A sale that another process has created a moment ago. It is opened here, too. An id tells when it was made, so those of other times
+    /// cost nothing. Concurrent calls ask the ledger once, and in tiers with Redis a filter of all sales rules out ids that do not exist.
     pub(crate) async fn find_in_ledger(&self, id: SaleId) -> Result<Option<Arc<Sale>>, Error> {
         let Some(sales) = &self.catalogue_cache.sales else { return Ok(None) };
+        if self.tier.has_sales_of(Origin::of(id.get(), self.clock.now()).at()) {
+            return Ok(None);
+        }
         let tier = self.tier.clone();
         if sales.get(&id, async move || tier.discover(id).await).await?.is_none() {
             return Ok(None);
@@ -180,6 +184,12 @@ impl Engine {
             Err(GateError::NotOpen) if is_past_retention(&sale, self.clock.now()) => None,
             edited => edited.map_err(|_| Error::OutcomeUnknown)?,
         };
+        // What remains is shown in the answer. If the gate cannot be asked, that is what this node has last heard.
+        if cap.is_some()
+            && let Err(error) = self.tier.gate().snapshot(id).await
+        {
+            tracing::debug!(sale = %id, %error, "cannot read what remains of an edited sale");
+        }
         let completed = reduction::complete(self.stores.ledger.as_ref(), sale, cap, self.clock.now()).await;
         let sale = completed.map_err(|_| Error::OutcomeUnknown)?;
         self.sale_index.put(sale.clone());

@@ -6,11 +6,14 @@
 //! | `stampede:L:session:I:ID` | user, time of the login and expiry of a session | after five minutes |
 //! | `stampede:L:session:ended:ID` | the session has ended | after ten minutes |
 //! | `stampede:L:session:revoked:USER` | all sessions of the user were ended | after ten minutes |
+//! | `stampede:L:session:writable` | nothing; written with every look-up of a copy | after a second |
 //!
 //! - The end of a session is written before it is published, and lasts longer than any copy and any look-up. So a look-up that has read
 //!   the ledger before the end cannot bring the session back.
 //! - While a user's sessions are revoked, their copies are not used: the ledger is asked. So revoking again ends what was missed.
 //! - Ends are published. While their messages do not arrive, the cache of this process is not used.
+//! - A look-up writes before it reads. So while Redis refuses writes (its memory is full, or its replicas are away), when the end of a
+//!   session cannot be written either, no copy is used and the ledger decides. Ends are published all the same, for the caches.
 //! - A Redis that has lost its memory ends no session. `I` is the incarnation of the gate: copies from before a rebuild are not used, and
 //!   the caches of all processes are cleared, so that an older copy of Redis revives no session for longer than that takes.
 //! - An end that could not be written anywhere, because its node died, counts once the copies have expired.
@@ -31,9 +34,11 @@ use stampede_redis::{Client, CommandError, Script};
 const COPY_TTL: Duration = Duration::from_secs(300);
 /// How long the end of a session stays in Redis: longer than a copy, and than any look-up takes.
 const ENDED_TTL: Duration = Duration::from_secs(600);
-/// The most ends that wait to be published again. Beyond that the oldest is dropped: its session ends on the other nodes when their
+/// How long the key stays that a look-up writes.
+const WRITABLE_TTL: Duration = Duration::from_secs(1);
+/// The most ends that wait to be written again. Beyond that the oldest is dropped: its session ends on the other nodes when their
 /// copies expire.
-const MAX_UNPUBLISHED: usize = 10_000;
+const MAX_UNWRITTEN: usize = 10_000;
 /// Copies that are written at once.
 const CONCURRENT_WRITES: usize = 64;
 
@@ -48,13 +53,14 @@ pub(crate) struct SharedSessions {
     client: Arc<Client>,
     gate: Arc<RedisGate>,
     prefix: String,
+    get: Script,
     put: Script,
     end: Script,
     is_listening: AtomicBool,
     /// Incremented with every subscription, before which messages were missed, and whenever the cache is cleared.
     subscriptions: AtomicU64,
-    /// Ends that could not be published.
-    unpublished: Mutex<Vec<Ended>>,
+    /// Ends that could not be written.
+    unwritten: Mutex<Vec<Ended>>,
 }
 
 /// What Redis holds about a session.
@@ -71,11 +77,12 @@ impl SharedSessions {
             client,
             gate,
             prefix: format!("stampede:{ledger_id}:session"),
+            get: Script::new(include_str!("shared_sessions/get.lua")),
             put: Script::new(include_str!("shared_sessions/put.lua")),
             end: Script::new(include_str!("shared_sessions/end.lua")),
             is_listening: AtomicBool::new(false),
             subscriptions: AtomicU64::new(0),
-            unpublished: Mutex::default(),
+            unwritten: Mutex::default(),
         }
     }
 
@@ -155,10 +162,11 @@ impl SharedSessions {
     }
 
     async fn get(&self, keys: &[String; 3], id: SessionId) -> Result<StoredSession, CommandError> {
-        let mut command = redis::cmd("MGET");
-        command.arg(keys);
+        let [copy, ended, revoked] = keys.clone();
+        let keys = [copy, ended, revoked, format!("{}:writable", self.prefix)];
+        let args = [WRITABLE_TTL.as_millis().to_string()];
         let (copy, ended, revoked): (Option<String>, Option<String>, Option<String>) =
-            read(self.client.send(command).await?)?;
+            read(self.client.eval(&self.get, &keys, &args).await?)?;
         Ok(match copy.as_deref().and_then(|copy| parse(copy, id)) {
             _ if ended.is_some() => StoredSession::Ended,
             Some(session) if revoked.is_none() => StoredSession::Open(session),
@@ -185,19 +193,24 @@ impl SharedSessions {
             .await;
     }
 
-    /// Ends sessions on all nodes. They have ended in the ledger. What fails is tried again by [`publish_again`](Self::publish_again).
+    /// Ends sessions on all nodes. They have ended in the ledger. What cannot be written is written by
+    /// [`write_again`](Self::write_again).
     pub(crate) async fn end(&self, ended: Vec<Ended>) -> Result<(), CommandError> {
-        let published = self.publish(&ended).await;
-        if published.is_err() {
-            let mut unpublished = self.unpublished.lock();
-            unpublished.extend(ended);
-            let excess = unpublished.len().saturating_sub(MAX_UNPUBLISHED);
-            unpublished.drain(..excess);
-        }
-        published
+        let done = match self.write(&ended).await {
+            Ok(()) => return Ok(()),
+            // No copy is used meanwhile, so the caches are all that has to be cleared.
+            Err(error) if error.is_write_refusal() => self.publish(&ended).await,
+            Err(error) => Err(error),
+        };
+        let mut unwritten = self.unwritten.lock();
+        unwritten.extend(ended);
+        let excess = unwritten.len().saturating_sub(MAX_UNWRITTEN);
+        unwritten.drain(..excess);
+        done
     }
 
-    async fn publish(&self, ended: &[Ended]) -> Result<(), CommandError> {
+    /// Writes and publishes ends, in one step.
+    async fn write(&self, ended: &[Ended]) -> Result<(), CommandError> {
         if ended.is_empty() {
             return Ok(());
         }
@@ -205,22 +218,38 @@ impl SharedSessions {
             Ended::Session(id, _) => self.ended_key(*id),
             Ended::User(user) => self.revoked_key(*user),
         };
-        let message = |ended: &Ended| match ended {
-            Ended::Session(id, user) => format!("{} {user}", hex(*id)),
-            Ended::User(user) => format!("all {user}"),
-        };
         let keys: Vec<String> = ended.iter().map(key).collect();
         let mut args = vec![self.channel(), ENDED_TTL.as_millis().to_string()];
-        args.extend(ended.iter().map(message));
+        args.extend(ended.iter().map(Ended::message));
         self.client.eval(&self.end, &keys, &args).await.map(drop)
     }
 
-    /// Publishes ends that could not be published.
-    pub(crate) async fn publish_again(&self) {
-        let ended = std::mem::take(&mut *self.unpublished.lock());
-        if let Err(error) = self.publish(&ended).await {
+    /// Publishes ends. Redis also does this while it refuses writes.
+    async fn publish(&self, ended: &[Ended]) -> Result<(), CommandError> {
+        for ended in ended {
+            let mut command = redis::cmd("PUBLISH");
+            command.arg(self.channel()).arg(ended.message());
+            self.client.send(command).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes ends that could not be written.
+    pub(crate) async fn write_again(&self) {
+        let ended = std::mem::take(&mut *self.unwritten.lock());
+        if let Err(error) = self.write(&ended).await {
             tracing::warn!(%error, sessions = ended.len(), "cannot tell the other nodes of ended sessions; trying again");
-            self.unpublished.lock().extend(ended);
+            self.unwritten.lock().extend(ended);
+        }
+    }
+}
+
+impl Ended {
+    /// The message about it on the channel.
+    fn message(&self) -> String {
+        match self {
+            Self::Session(id, user) => format!("{} {user}", hex(*id)),
+            Self::User(user) => format!("all {user}"),
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use tracing::Span;
 
 use crate::app::App;
-use crate::extract::{ClientAddress, RequestId, parse_id, prove};
+use crate::extract::{ClientAddress, RequestId, parse_id, verified_token};
 use crate::orders::{OrderResponse, PendingOrderResponse};
 use crate::problem::{Problem, is_logged};
 
@@ -95,7 +95,7 @@ async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr, sale: Opti
     let limited = |wait| Error::Limited { wait };
     // Before the token is read, so that attempts with wrong tokens are limited too.
     let by_address = app.limits.buy_per_address.count_local(rate_limit_key(client)).map_err(limited)?;
-    let proven = match prove(headers, app) {
+    let proven = match verified_token(headers, app) {
         Ok(proven) => proven,
         Err(error) => {
             by_address.count_shared().await.map_err(limited)?;

@@ -114,8 +114,8 @@ impl FromRequestParts<Arc<App>> for BearerToken {
 }
 
 /// The owner of the request's token, verified by its signature alone.
-pub(crate) fn prove(headers: &HeaderMap, app: &App) -> Result<VerifiedToken, Error> {
-    app.engine.prove(bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?)
+pub(crate) fn verified_token(headers: &HeaderMap, app: &App) -> Result<VerifiedToken, Error> {
+    app.engine.verify_token(bearer(headers).ok_or(Error::Plain(Code::Unauthorized))?)
 }
 
 /// The user who is logged in, within the limit of requests about their own orders and sessions. Buying has a limit of its own.
@@ -125,7 +125,7 @@ impl FromRequestParts<Arc<App>> for CurrentUser {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let proven = prove(&parts.headers, app)?;
+        let proven = verified_token(&parts.headers, app)?;
         // Before the session is read, so that an expired token is limited too, before it reaches the ledger.
         app.limits.own_per_user.check(proven.user).await.map_err(|wait| Error::Limited { wait })?;
         Ok(app.engine.authenticate(proven).await.map(Self)?)
@@ -142,7 +142,7 @@ impl FromRequestParts<Arc<App>> for Visitor {
         let ClientAddress(address) = ClientAddress::from_request_parts(parts, app).await?;
         app.limits.reads_per_address.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
         // Browsing keeps a session alive. The page is public: it neither waits for the session nor depends on it.
-        if let Ok(proven) = prove(&parts.headers, app)
+        if let Ok(proven) = verified_token(&parts.headers, app)
             && !app.engine.refresh(proven)
             && app.limits.own_per_user.check(proven.user).await.is_ok()
         {

@@ -188,7 +188,7 @@ pub(crate) async fn sessions(
     CurrentUser(user): CurrentUser,
     token: BearerToken,
 ) -> Result<Json<SessionsResponse>, Problem> {
-    let current = app.engine.prove(&token.0).ok().map(|proven| proven.session);
+    let current = app.engine.verify_token(&token.0).ok().map(|proven| proven.session);
     let response = |session: Session| SessionResponse {
         id: HexId(session.id.0).to_string(),
         created_at: session.created_at,

@@ -76,6 +76,16 @@ impl CommandError {
         }
     }
 
+    /// Whether Redis answers but refuses writes: its memory or its disk is full, its replicas are away, or it is a replica itself.
+    pub fn is_write_refusal(&self) -> bool {
+        match self {
+            Self::Refused(error) | Self::NotSent(error) => {
+                matches!(error.code(), Some("OOM" | "MISCONF" | "NOREPLICAS" | "READONLY"))
+            }
+            Self::Unknown(_) => false,
+        }
+    }
+
     pub(crate) fn is_no_script(&self) -> bool {
         matches!(self, Self::Refused(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
     }

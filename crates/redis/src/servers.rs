@@ -70,6 +70,7 @@ impl fmt::Debug for Servers {
 /// Parses a URL.
 fn parse(url: &str) -> RedisResult<ConnectionInfo> {
     let info = url.into_connection_info()?;
+    check_query(url)?;
     if let ConnectionAddr::TcpTls { insecure, .. } = info.addr() {
         if *insecure {
             return Err(invalid("certificates are always verified: #insecure is not supported"));
@@ -77,6 +78,17 @@ fn parse(url: &str) -> RedisResult<ConnectionInfo> {
         install_crypto_provider();
     }
     Ok(info)
+}
+
+/// Refuses what would be ignored: often a password with a `?` or a `#` that is not encoded, or an option of another client.
+fn check_query(url: &str) -> RedisResult<()> {
+    let (url, fragment) = url.split_once('#').map_or((url, ""), |(url, fragment)| (url, fragment));
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let is_known = |option: &str| option.is_empty() || option.starts_with("protocol=");
+    if fragment == "insecure" || (fragment.is_empty() && query.split('&').all(is_known)) {
+        return Ok(());
+    }
+    Err(invalid("a URL of Redis has no options but ?protocol=; in a password write ? as %3F and # as %23"))
 }
 
 fn invalid(message: &'static str) -> redis::RedisError {
@@ -154,4 +166,19 @@ pub(crate) fn sentinel(
         }
     }
     builder.build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_would_be_ignored_are_refused() {
+        for url in ["redis://h", "redis://:p%23%3F@h:1/2", "redis://h/?protocol=resp3", "redis://h?protocol=resp3&"] {
+            assert!(parse(url).is_ok(), "{url}");
+        }
+        for url in ["redis://h/?timeout=5", "redis://h/?protocol=resp3&x=1", "redis://h/2#x", "rediss://h/#insecure"] {
+            assert!(parse(url).is_err(), "{url}");
+        }
+    }
 }

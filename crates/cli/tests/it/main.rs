@@ -5,7 +5,7 @@
 //! - `contract`: every response in any test is compared with the OpenAPI document; `fuzz`: hostile requests generated from it
 //! - `storm`: many concurrent buyers; `crash`: the same with SIGKILL and aborts; `chaos`: random faults for `CHAOS_MINUTES`
 //! - `nodes`: two processes on one database; `outage`: the database is killed, disconnected, slow; the disk is full
-//! - `shared`: the tier `shared`, several processes with a gate in Redis; `shared_cache`: their caches; `shared_limits`: their rate
+//! - `shared`: the tier `shared`, several processes with a gate in Redis; `shared_cache`: their caches; `shared_sessions`: their sessions; `shared_limits`: their rate
 //!   limits; `recovery`: Redis, nodes, the database and clocks fail; `rebuild`: when the gate is rebuilt; `reduce`: stock is taken away; `redis_tls`: with TLS and a password; `ids`: ids from Redis
 //! - `queued`: the tier `queued`, with a queue in front of the database; `shielded`: nodes refuse by themselves after the sell-out
 //! - `quarantine`: orders that the database rejects
@@ -71,6 +71,7 @@ mod sessions;
 mod shared;
 mod shared_cache;
 mod shared_limits;
+mod shared_sessions;
 mod shielded;
 mod shop;
 mod storm;

@@ -86,13 +86,15 @@ async fn changes_reach_every_node_on_postgres() {
     changes_reach_every_node(Kind::Postgres).await;
 }
 
-/// Requests for ids that do not exist, each for another one, do not reach the database once the filter is built. New ids pass at once.
+/// Requests for ids that do not exist, each for another one, do not reach the database once the filter is built. New ids pass at once. Ids
+/// of sales tell when they were made, and those of other times do not even reach Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ids_that_do_not_exist_cost_the_database_nothing() {
     let nodes = start(Kind::Postgres);
     let [one, other] = &nodes.shops[..] else { unreachable!("two nodes") };
-    for (cache, path) in [("shops", "/v1/shops"), ("sales", "/v1/sales")] {
-        let mut id = 1_000_000_000;
+    let sale: i64 = one.create_sale(5).await.get();
+    for (cache, path, first) in [("shops", "/v1/shops", 1_000_000_000), ("sales", "/v1/sales", sale + 1_000_000_000)] {
+        let mut id = first;
         until("the filter rules out an id", async || {
             id += 1;
             assert_eq!(status(other, &format!("{path}/{id}")).await, 404);
@@ -102,12 +104,31 @@ async fn ids_that_do_not_exist_cost_the_database_nothing() {
         let loads = counted(other, cache, "loads").await;
         let (mut client, requests) = (other.client().await, count(1500, 300));
         for n in 0..requests {
-            assert_eq!(client.get(&format!("{path}/{}", 2_000_000_000 + 7 * n), "").await.unwrap().status, 404);
+            assert_eq!(
+                client.get(&format!("{path}/{}", first + 1_000_000 + 7 * n as i64), "").await.unwrap().status,
+                404
+            );
         }
         // At its capacity the filter lets 1 of 200 pass; here it is nearly empty.
         let loaded = counted(other, cache, "loads").await - loads;
         assert!(loaded <= requests as f64 / 100.0, "{loaded} of {requests} reached the database");
     }
+    let asked = async || {
+        let mut sum = 0.0;
+        for what in ["local_hits", "remote_hits", "misses", "empty_hits", "filtered"] {
+            sum += counted(other, "sales", what).await;
+        }
+        sum
+    };
+    let before = asked().await;
+    for n in 0..100 {
+        // Of the years 2022 to 2090, but not of today.
+        let id = n * (i64::MAX / 100) + 1;
+        if id.abs_diff(sale) > 1 << 50 {
+            assert_eq!(status(other, &format!("/v1/sales/{id}")).await, 404);
+        }
+    }
+    assert!(asked().await <= before, "Redis was asked for ids of other times");
     let sale = one.create_sale(5).await;
     assert_eq!(status(other, &format!("/v1/sales/{sale}")).await, 200);
 

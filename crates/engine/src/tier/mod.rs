@@ -20,7 +20,7 @@ use std::time::Instant;
 use async_trait::async_trait;
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Decision, Gate, Ledger, LedgerError};
-use stampede_core::{Clock, Order, OrderId, Refusal, Sale, SaleId, UserId};
+use stampede_core::{Clock, Order, OrderId, Refusal, Sale, SaleId, Timestamp, UserId};
 use stampede_limit::Counters;
 use stampede_lock::Locks;
 
@@ -143,6 +143,9 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Finds a sale that another process has created, puts it into the sale index, and lets requests for it through to the gate if it is
     /// open there.
     async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError>;
+
+    /// Whether this process has every sale that was created at this time, so that the ledger need not be asked for one it does not have.
+    fn has_sales_of(&self, created_at: Timestamp) -> bool;
 
     /// Opens a sale that this process has just created in the ledger.
     async fn open_created(&self, sale: SaleId) -> Result<Option<Sale>, Error>;

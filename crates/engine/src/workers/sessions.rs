@@ -14,8 +14,8 @@ use crate::shared_sessions::SharedSessions;
 
 const BATCH: usize = 1000;
 const CLEAN_UP_INTERVAL: Duration = Duration::from_secs(60);
-/// How often ends that could not be published are published again.
-const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
+/// How often ends that could not be written to Redis are written again.
+const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(
     accounts: Arc<dyn Accounts>,
@@ -25,7 +25,7 @@ pub(crate) async fn run(
     mut used_sessions: mpsc::Receiver<Session>,
 ) {
     let mut clean_up = tokio::time::interval(CLEAN_UP_INTERVAL);
-    let mut publish_again = tokio::time::interval(PUBLISH_INTERVAL);
+    let mut write_again = tokio::time::interval(WRITE_INTERVAL);
     let mut sessions = Vec::new();
     loop {
         tokio::select! {
@@ -39,9 +39,9 @@ pub(crate) async fn run(
                 }
                 sessions.clear();
             }
-            _ = publish_again.tick() => {
+            _ = write_again.tick() => {
                 if let Some(shared) = &shared {
-                    shared.publish_again().await;
+                    shared.write_again().await;
                 }
             }
             _ = clean_up.tick() => {

@@ -53,7 +53,7 @@ async fn one_bad_order_is_quarantined_and_the_others_are_recorded() {
     assert_eq!((loaded.sale.sold, loaded.marks.len()), (15, 16), "it keeps its mark until an operator acts");
     assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 4);
 
-    // Its buyer is told that the outcome is not known; a retry that fails returns the database's message and changes nothing.
+    // Its buyer gets `outcome_unknown`; a retry that fails returns the database's message and changes nothing.
     let id = tier.engine.quarantined(None, 10).await.unwrap()[0].admitted.order;
     assert_eq!(tier.engine.buy(tier.sale, user(5)).await.unwrap_err().code(), Code::OutcomeUnknown);
     assert_eq!(tier.engine.quarantined_order(id).await.unwrap().admitted.user, user(5));

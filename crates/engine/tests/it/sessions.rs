@@ -19,7 +19,7 @@ async fn log_in(engine: &Engine, phone: &str) -> Result<LoggedIn, Error> {
 }
 
 async fn authenticate(engine: &Engine, token: &str) -> Result<UserId, Error> {
-    engine.authenticate(engine.prove(token)?).await
+    engine.authenticate(engine.verify_token(token)?).await
 }
 
 async fn is_refused(engine: &Engine, token: &str) -> bool {
@@ -62,7 +62,7 @@ async fn session_is_refreshed_by_public_pages() {
     let engine = &tier.engine;
     let ttl = CONFIG.auth.session_ttl;
     let session = log_in(engine, "13800138000").await.unwrap();
-    let proven = engine.prove(&session.token).unwrap();
+    let proven = engine.verify_token(&session.token).unwrap();
     for n in 1..=5 {
         clock.set(now.plus(ttl * 2 / 3 * n));
         assert!(engine.refresh(proven), "in memory");
@@ -151,7 +151,7 @@ async fn an_ended_session_stays_ended_whatever_the_clock_says() {
     // Ended by another process: logging out reports it, and the session is ended here, too.
     clock.set(now.plus(Duration::from_secs(20)));
     let session = log_in(engine, "13800138000").await.unwrap();
-    let id = engine.prove(&session.token).unwrap().session;
+    let id = engine.verify_token(&session.token).unwrap().session;
     assert!(tier.stores.accounts.end_session(session.user.id, id).await.unwrap());
     assert_eq!(engine.log_out(&session.token).await.unwrap_err().code(), Code::NoSuchSession);
     assert!(is_refused(engine, &session.token).await);

@@ -6,6 +6,7 @@
 //! | `stampede:L:{S}:live` | hash | `#epoch`, and user → order: the marks | `admit`, `release`, `open` | `remove` |
 //! | `stampede:L:{S}:out` | stream | the outbox: an entry `epoch-seq` per admitted batch | `admit`, `settle`, `open` | `remove` |
 //! | `stampede:L:{S}:load:E` | hash | marks that are being loaded for epoch E | `load` | renamed by `open`, or expires |
+//! | `stampede:L:writable` | string | nothing; written to find out whether Redis accepts writes | every node | expires |
 //!
 //! `L` is the id of the ledger, so that two installations on one Redis do not meet; `S` is the sale. Ids are strings in the scripts,
 //! because numbers in Lua lose 63-bit integers.
@@ -24,7 +25,7 @@ mod scripts;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, TryStreamExt as _};
@@ -50,6 +51,8 @@ const LOAD_BATCH: usize = 1000;
 const CONCURRENT_LOADS: usize = 4;
 /// Loaded marks that no `open` has used are deleted after this time.
 const LOAD_TTL_S: u32 = 3600;
+/// How long the key stays with which a node finds out whether Redis accepts writes.
+const WRITABLE_TTL_MS: u32 = 10_000;
 
 /// An entry of an outbox: a batch of orders that were admitted together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +90,8 @@ struct OpenSale {
     seen_seq: AtomicI64,
     /// What was left at the last call of this node.
     remaining: AtomicU32,
+    /// Whether the outbox may hold entries, as far as this node knows.
+    has_entries: AtomicBool,
 }
 
 /// The scripts of one incarnation, and the sales that are open under it.
@@ -121,7 +126,7 @@ impl Incarnation {
         let mut sales = self.sales.write();
         if sales.get(&sale).is_none_or(|open| open.epoch < epoch) {
             let (seen_seq, remaining) = (AtomicI64::new(0), AtomicU32::new(remaining));
-            sales.insert(sale, Arc::new(OpenSale { epoch, seen_seq, remaining }));
+            sales.insert(sale, Arc::new(OpenSale { epoch, seen_seq, remaining, has_entries: AtomicBool::new(true) }));
         }
     }
 }
@@ -221,6 +226,19 @@ impl RedisGate {
         Ok(found.into_iter().all(|found| found))
     }
 
+    /// Why Redis refuses writes (its memory is full, or its replicas are away); `None` if it accepts them.
+    pub async fn write_refusal(&self) -> Result<Option<String>, GateError> {
+        let mut command = redis::cmd("SET");
+        command.arg(format!("stampede:{}:writable", self.ledger)).arg("1").arg("PX").arg(WRITABLE_TTL_MS);
+        match self.client.send(command).await {
+            Err(error) if error.is_write_refusal() => {
+                self.breaker.answered();
+                Ok(Some(error.to_string()))
+            }
+            reply => self.answered(reply).map(|_| None).map_err(|error| gate_error(&error)),
+        }
+    }
+
     /// Makes requests for this sale go to the gate, under the epoch that the ledger calls open.
     pub fn adopt(&self, sale: &Sale) {
         self.current().adopt(sale.id, sale.epoch, sale.cap.saturating_sub(sale.sold));
@@ -235,6 +253,15 @@ impl RedisGate {
     /// The sales that this node sends requests for.
     pub fn sales(&self) -> Vec<SaleId> {
         self.current().sales.read().keys().copied().collect()
+    }
+
+    /// The sales whose outbox may hold entries: those of which this node has admitted orders since the last snapshot, or the snapshot
+    /// found entries.
+    pub fn sales_with_entries(&self) -> Vec<SaleId> {
+        let current = self.current();
+        let sales = current.sales.read();
+        let with_entries = sales.iter().filter(|(_, open)| open.has_entries.load(Ordering::Relaxed));
+        with_entries.map(|(sale, _)| *sale).collect()
     }
 
     /// What was left of the sale at the last call of this node.
@@ -308,7 +335,11 @@ impl RedisGate {
         }
         open.seen_seq.fetch_max(next, Ordering::Relaxed);
         open.remaining.store(remaining, Ordering::Relaxed);
-        Ok(Some((decisions, EntryId::parse(&entry))))
+        let entry = EntryId::parse(&entry);
+        if entry.is_some() {
+            open.has_entries.store(true, Ordering::Relaxed);
+        }
+        Ok(Some((decisions, entry)))
     }
 
     /// Removes entries whose orders the ledger has. With `announce`, nodes are told that orders of the sale were recorded.
@@ -444,6 +475,7 @@ impl RedisGate {
         let (settled, outbox) = (marks.saturating_sub(pending), Some(pending.max(entries)));
         let snapshot = Snapshot { version, status, window, cap, marks, settled, outbox };
         open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
+        open.has_entries.store(entries > 0, Ordering::Relaxed);
         Ok(Some((snapshot, open.epoch, generation, Timestamp::from_ms(now))))
     }
 

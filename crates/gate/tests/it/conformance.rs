@@ -113,6 +113,9 @@ pub async fn status_and_window_decide_before_stock(gate: Arc<dyn Gate>) {
         (sale(1, 0, SaleStatus::Paused), Admission::AlreadyHas(order(1))),
         (sale(1, 0, SaleStatus::OnSale), Admission::AlreadyHas(order(1))),
     ];
+    for &refusal in Refusal::ALL.iter().filter(|refusal| **refusal != Refusal::SoldOut) {
+        assert!(steps.iter().any(|(_, expected)| *expected == refused(refusal)), "add a step for {refusal:?}");
+    }
     for (version, (sale, expected)) in (2..).zip(steps) {
         gate.edit(&Sale { version, ..sale }).await.unwrap();
         let order = if expected == Admission::AlreadyHas(order(1)) { 2 } else { 1 };

@@ -22,7 +22,7 @@ mod services;
 mod subscription;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -30,7 +30,7 @@ use metrics::counter;
 use parking_lot::Mutex;
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, LedgerError, ScheduledWork};
-use stampede_core::{OrderId, Refusal, Sale, SaleId, SalePhase, UserId};
+use stampede_core::{OrderId, Refusal, Sale, SaleId, SalePhase, Timestamp, UserId};
 use stampede_gate::RedisGate;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::task::AbortOnDropHandle;
@@ -63,6 +63,11 @@ use crate::shared_sessions::SharedSessions;
 const OUTBOX_BOUND: u32 = 1000;
 /// The most requests in one call of the gate. Redis executes one script at a time, so a call must be short.
 const MAX_ADMITTED_AT_ONCE: usize = 512;
+/// An id is made at most this long before its sale is committed, differences between clocks included. Where they differ by more, a new
+/// sale is not found for about a second.
+const MAX_CREATION_MS: i64 = 60_000;
+/// No clock is this far ahead of the others.
+const MAX_ID_AHEAD: Duration = Duration::from_secs(24 * 3600);
 /// How long the start waits for Redis and a rebuild. After that the node starts unready and goes on trying.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -84,6 +89,8 @@ pub(crate) struct RedisTier {
     consumer: Option<Arc<Consumer>>,
     shield: Option<Arc<Shield>>,
     closed: ClosedTimer,
+    /// When all sales were last read from the ledger.
+    sales_read_at_ms: AtomicI64,
     /// Why the gate cannot be used.
     not_ready: Mutex<Option<NotReady>>,
     /// Redis must be set up differently: nothing is sold.
@@ -145,6 +152,7 @@ impl RedisTier {
             losses: Arc::default(),
             changes: Arc::default(),
             closed: ClosedTimer::default(),
+            sales_read_at_ms: AtomicI64::new(i64::MIN),
             not_ready: Mutex::new(Some(NotReady::Starting)),
             is_unsuitable: AtomicBool::new(false),
             workers: Mutex::default(),
@@ -350,6 +358,12 @@ impl Tier for RedisTier {
 
     async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError> {
         self.refresh(sale).await
+    }
+
+    fn has_sales_of(&self, created_at: Timestamp) -> bool {
+        let read_at_ms = self.sales_read_at_ms.load(Ordering::Relaxed);
+        created_at.ms() < read_at_ms.saturating_sub(MAX_CREATION_MS)
+            || created_at > self.context.clock.now().plus(MAX_ID_AHEAD)
     }
 
     async fn open_created(&self, id: SaleId) -> Result<Option<Sale>, Error> {

@@ -1,5 +1,5 @@
 //! Records and settles entries that were left in the outbox: their node died or is slow, or the ledger or Redis failed. Any node does
-//! this for any entry: recording is idempotent by order id.
+//! this for any entry: recording is idempotent by order id. The outboxes of sales that are not being bought are not read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ pub(super) async fn run(tier: Weak<RedisTier>) {
         ticks.tick().await;
         let Some(tier) = tier.upgrade() else { return };
         let mut still_there = Seen::new();
-        for sale in tier.gate.sales() {
+        for sale in tier.gate.sales_with_entries() {
             if let Err(error) = settle_stale(&tier, sale, &seen, &mut still_there).await {
                 tracing::debug!(%sale, %error, "cannot read the outbox; trying again");
             }

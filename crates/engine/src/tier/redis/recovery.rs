@@ -1,7 +1,7 @@
 //! Follows the ledger's record of the gate: which incarnation is valid, and which sales are open in it. When Redis has lost the gate,
 //! one node rebuilds it; the others wait until the ledger calls the sales open again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -32,6 +32,13 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const CHANGES_PAUSE: Duration = Duration::from_millis(5);
 /// A sale that is not open and makes no progress for this long is opened by the first node that notices. Doing so too early is harmless.
 const STALLED_AFTER: Duration = Duration::from_secs(5);
+/// So many rebuilds within [`REPEATED_WITHIN`] need an operator.
+const REPEATED_REBUILDS: usize = 5;
+const REPEATED_WITHIN: Duration = Duration::from_secs(300);
+/// A sale that cannot be bought now, and not soon, is compared with the gate in every so many rounds only.
+const IDLE_ROUNDS: u64 = 10;
+/// A sale can be bought soon if it begins within this time, and was until lately if it has ended within it.
+const NEAR_WINDOW: Duration = Duration::from_secs(60);
 /// Sales that are compared with the gate at once.
 const CONCURRENT_SNAPSHOTS: usize = 16;
 /// The epoch of a sale that has never been rebuilt.
@@ -52,6 +59,8 @@ pub(super) enum NotReady {
     /// Redis must be set up differently.
     #[error("{0}")]
     Unsuitable(String),
+    #[error("Redis refuses writes")]
+    ReadOnly(String),
     #[error("the database cannot be used")]
     Ledger(String),
     #[error("the gate is being rebuilt")]
@@ -63,7 +72,7 @@ pub(super) enum NotReady {
 impl NotReady {
     pub(super) fn cause(&self) -> &str {
         match self {
-            Self::Redis(cause) | Self::Ledger(cause) => cause,
+            Self::Redis(cause) | Self::Ledger(cause) | Self::ReadOnly(cause) => cause,
             _ => "",
         }
     }
@@ -154,6 +163,31 @@ pub(super) struct Recovery {
     /// The incarnation whose rebuild was begun and whose scripts are missing, and since when.
     begun: Option<(u64, Instant)>,
     not_open: HashMap<SaleId, Progress>,
+    /// The number of rounds in which the sales were read.
+    rounds: u64,
+    rebuilds: Rebuilds,
+}
+
+/// Notices that the gate is rebuilt again and again, by whichever node.
+#[derive(Debug, Default)]
+struct Rebuilds {
+    incarnation: Option<u64>,
+    /// When this node has noticed a new incarnation, at most [`REPEATED_REBUILDS`] times.
+    noticed: VecDeque<Instant>,
+}
+
+impl Rebuilds {
+    /// Returns whether an operator is needed.
+    fn notice(&mut self, incarnation: u64, now: Instant) -> bool {
+        if self.incarnation.replace(incarnation).is_none_or(|before| before == incarnation) {
+            return false;
+        }
+        self.noticed.push_back(now);
+        if self.noticed.len() > REPEATED_REBUILDS {
+            self.noticed.pop_front();
+        }
+        self.noticed.len() == REPEATED_REBUILDS && now.duration_since(self.noticed[0]) <= REPEATED_WITHIN
+    }
 }
 
 /// Runs until the tier is dropped. Sends into `started` whether the gate can be used, once that is known.
@@ -181,7 +215,9 @@ pub(super) async fn run(tier: Weak<RedisTier>, started: oneshot::Sender<Result<(
         } else {
             // The reason has been logged, and `ready` returns it.
             let interval = match recovery.round(&tier).await {
-                Ok(Opened::Some) | Err(NotReady::Redis(_) | NotReady::Rebuilding) => UNREADY_INTERVAL,
+                Ok(Opened::Some) | Err(NotReady::Redis(_) | NotReady::ReadOnly(_) | NotReady::Rebuilding) => {
+                    UNREADY_INTERVAL
+                }
                 _ => INTERVAL,
             };
             next_round = tokio::time::Instant::now() + jitter(interval);
@@ -248,8 +284,9 @@ impl Recovery {
         let reason = done.as_ref().err().cloned();
         let before = std::mem::replace(&mut *tier.not_ready.lock(), reason.clone());
         tier.is_unsuitable.store(matches!(reason, Some(NotReady::Unsuitable(_))), Ordering::Relaxed);
-        if let Some(NotReady::Unsuitable(reason)) = &reason {
-            tier.context.alerts.raise(AlertKind::Unsuitable, "Redis".to_owned(), reason.clone()).await;
+        if let Some(reason @ (NotReady::Unsuitable(_) | NotReady::ReadOnly(_))) = &reason {
+            let message = format!("{reason} {}", reason.cause()).trim_end().to_owned();
+            tier.context.alerts.raise(AlertKind::Unsuitable, "Redis".to_owned(), message).await;
         }
         match (before, reason) {
             (None, Some(reason)) => tracing::error!(%reason, cause = reason.cause(), "the gate cannot be used"),
@@ -262,8 +299,19 @@ impl Recovery {
     async fn follow(&mut self, tier: &Arc<RedisTier>) -> Result<Opened, NotReady> {
         let (gate, ledger) = (&tier.gate, &tier.context.ledger);
         self.check_redis(tier).await?;
+        if let Some(refusal) = gate.write_refusal().await? {
+            return Err(NotReady::ReadOnly(refusal));
+        }
         let record = ledger.gate_record("").await?;
         let incarnation = record.incarnation;
+        if self.rebuilds.notice(incarnation, Instant::now()) {
+            let message = format!(
+                "the gate was rebuilt {REPEATED_REBUILDS} times within {} minutes: nodes of one database use different Redis servers or \
+                 database numbers, or Redis keeps losing its data",
+                REPEATED_WITHIN.as_secs() / 60
+            );
+            tier.context.alerts.raise(AlertKind::RebuiltRepeatedly, "gate".to_owned(), message).await;
+        }
         tier.set_incarnation(&record);
         let has_scripts = gate.has_scripts().await?;
         if has_scripts {
@@ -275,6 +323,7 @@ impl Recovery {
         let losses = tier.losses.take();
         let now = tier.context.clock.now();
         let sales = ledger.sales(Some(now.minus(RETENTION))).await?;
+        self.rounds += 1;
         if !has_scripts {
             if self.is_begun_elsewhere(&sales, incarnation) {
                 return Err(NotReady::Rebuilding);
@@ -285,6 +334,7 @@ impl Recovery {
             tier.adopt(sale);
             tier.context.sale_index.put(sale.clone());
         }
+        tier.sales_read_at_ms.fetch_max(now.ms(), Ordering::Relaxed);
         // A loss counts only if the ledger still calls the sale open as it was used: otherwise another node has rebuilt it.
         let is_lost =
             |sale: &Sale| sale.phase == SalePhase::Open && losses.get(&sale.id) == Some(&(incarnation, sale.epoch));
@@ -293,7 +343,8 @@ impl Recovery {
         }
         let is_rebuilt = self.open_stalled(tier, &sales, incarnation).await?;
         retire(tier, now).await?;
-        let open = sales.iter().filter(|sale| sale.phase == SalePhase::Open);
+        let is_due = |sale: &Sale| self.rounds % IDLE_ROUNDS == 1 || is_near_window(sale, now);
+        let open = sales.iter().filter(|sale| sale.phase == SalePhase::Open && is_due(sale));
         futures_util::stream::iter(open).for_each_concurrent(CONCURRENT_SNAPSHOTS, |sale| compare(tier, sale)).await;
         let is_open = |sale: &Sale| sale.phase == SalePhase::Open || is_new(sale);
         Ok(if is_rebuilt || sales.iter().all(is_open) { Opened::All } else { Opened::Some })
@@ -373,6 +424,11 @@ async fn other_server(tier: &RedisTier, record: &GateRecord) -> Result<Option<&'
     }
 }
 
+/// Whether the sale can be bought, or could be a moment ago, or soon can be.
+fn is_near_window(sale: &Sale, now: Timestamp) -> bool {
+    sale.window.begin.minus(NEAR_WINDOW) <= now && now <= sale.window.end.plus(NEAR_WINDOW)
+}
+
 /// Removes sales that are long over from the gate.
 async fn retire(tier: &Arc<RedisTier>, now: Timestamp) -> Result<(), NotReady> {
     for id in tier.gate.sales() {
@@ -386,4 +442,21 @@ async fn retire(tier: &Arc<RedisTier>, now: Timestamp) -> Result<(), NotReady> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_rebuilds_are_noticed_and_rare_ones_are_not() {
+        let (start, minute) = (Instant::now(), Duration::from_secs(60));
+        let mut rebuilds = Rebuilds::default();
+        // The first incarnation that a node sees is no rebuild, and neither is one that it has seen.
+        assert!((0..20).all(|n| !rebuilds.notice(1, start + minute * n)));
+        let quickly: Vec<bool> = (0..5).map(|n| rebuilds.notice(2 + n, start + Duration::from_secs(n))).collect();
+        assert_eq!(quickly, [false, false, false, false, true]);
+        let mut rebuilds = Rebuilds::default();
+        assert!((0..20).all(|n| !rebuilds.notice(u64::from(n), start + minute * 2 * n)));
+    }
 }

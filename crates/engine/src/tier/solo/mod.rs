@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, Gate, LedgerError, RecordOutcome};
-use stampede_core::{Admission, OrderId, Refusal, Sale, SaleId, UserId, failpoint};
+use stampede_core::{Admission, OrderId, Refusal, Sale, SaleId, Timestamp, UserId, failpoint};
 use stampede_gate::MemoryGate;
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
@@ -202,6 +202,10 @@ impl Tier for Solo {
 
     fn wait_for_order(&self, _sale: SaleId, _order: OrderId) -> Result<Option<OrderWait>, Error> {
         Ok(None)
+    }
+
+    fn has_sales_of(&self, _created_at: Timestamp) -> bool {
+        false
     }
 
     async fn discover(&self, sale: SaleId) -> Result<Option<Sale>, LedgerError> {
