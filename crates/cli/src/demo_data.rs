@@ -58,31 +58,38 @@ const OFFERS: [Offer; 3] = [
     },
 ];
 
-/// How long the start waits for a gate on a server.
-const GATE_TIMEOUT: Duration = Duration::from_secs(30);
-const GATE_INTERVAL: Duration = Duration::from_millis(200);
+/// How long the start waits until everything can be used.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Creates what is missing, once the gate can be used.
 pub async fn fill(engine: &Engine) -> anyhow::Result<()> {
-    if let Err(error) = engine.ready().await {
-        tracing::warn!(%error, "waiting for the gate, to create the demonstration data");
-        let ready = async {
-            while engine.ready().await.is_err() {
-                tokio::time::sleep(GATE_INTERVAL).await;
-            }
-        };
-        let waited = tokio::time::timeout(GATE_TIMEOUT, ready).await;
-        waited.context("cannot create the demonstration data: the gate cannot be used")?;
+    let missing: Vec<&Offer> =
+        OFFERS.iter().filter(|offer| engine.sales(Some(offer.state), None, 1).is_empty()).collect();
+    if missing.is_empty() {
+        return Ok(());
     }
-    for offer in OFFERS {
-        if engine.sales(Some(offer.state), None, 1).is_empty() {
-            let sale = create_sale(engine, &offer).await.context("cannot create the demonstration data")?;
-            if offer.state == SaleState::SoldOut {
-                sell_out(engine, sale, offer.stock).await.context("cannot create the demonstration data")?;
-            }
+    wait_until_ready(engine).await?;
+    for offer in missing {
+        let sale = create_sale(engine, offer).await.context("cannot create the demonstration data")?;
+        if offer.state == SaleState::SoldOut {
+            sell_out(engine, sale, offer.stock).await.context("cannot create the demonstration data")?;
         }
     }
     Ok(())
+}
+
+/// Redis may be started together with this node.
+async fn wait_until_ready(engine: &Engine) -> anyhow::Result<()> {
+    let Err(error) = engine.ready().await else { return Ok(()) };
+    tracing::warn!(%error, "waiting until the demonstration data can be created");
+    let ready = async {
+        while engine.ready().await.is_err() {
+            tokio::time::sleep(READY_INTERVAL).await;
+        }
+    };
+    let waited = tokio::time::timeout(READY_TIMEOUT, ready).await;
+    waited.with_context(|| format!("cannot create the demonstration data: {error}"))
 }
 
 async fn create_sale(engine: &Engine, offer: &Offer) -> anyhow::Result<SaleId> {

@@ -11,7 +11,7 @@ use stampede_proof::recorder::Recorder;
 use stampede_testkit::{redis, until};
 
 use crate::shared::Nodes;
-use crate::shop::{Buyer, Kind, Shop, ledger, verify};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger, verify};
 
 const REBUILDS: &str = "stampede_gate_rebuilds_total";
 
@@ -163,6 +163,28 @@ async fn a_large_sale_is_rebuilt(kind: Kind) {
         marks(ORDERS + 1 + n as i64);
     }
     stores.ledger.close().await;
+}
+
+/// Nodes of one database that use different databases of Redis take the gate from each other. An operator gets an alert.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_different_redis_databases_raise_an_alert() {
+    const ALERTS: &str = "stampede_alerts_total{alert=\"gate_rebuilt_repeatedly\"}";
+    let mut nodes = Nodes::start(Kind::Postgres, 1);
+    nodes.create_sale(5).await;
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let mut other = command(&storage);
+    other.args(["--tier", "shared", "--redis", &format!("{}/1", redis::url(nodes.redis.port()))]);
+    nodes.shops.push(Shop::run(other));
+    until("an alert is raised", async || {
+        for shop in &nodes.shops {
+            let metrics = shop.client().await.get("/metrics", TOKEN).await.unwrap();
+            if String::from_utf8_lossy(&metrics.body).contains(&format!("{ALERTS} 1")) {
+                return true;
+            }
+        }
+        false
+    })
+    .await;
 }
 
 on_each_database!(
