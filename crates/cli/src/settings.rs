@@ -212,6 +212,7 @@ struct Queue {
 #[serde(deny_unknown_fields)]
 struct Shield {
     expiry_ms: u64,
+    max_buyers: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -396,6 +397,7 @@ impl Settings {
             ("redis.response_timeout_ms", self.redis.response_timeout_ms),
             ("queue.accept_within_ms", self.queue.accept_within_ms),
             ("shield.expiry_ms", self.shield.expiry_ms),
+            ("shield.max_buyers", self.shield.max_buyers.into()),
             ("queue.max_batches", self.queue.max_batches.into()),
             ("http.max_connections", self.http.max_connections as u64),
             ("http.max_connections_per_address", self.http.max_connections_per_address as u64),
@@ -606,8 +608,9 @@ impl Settings {
             }
             Tier::Shared => Ok(TierConfig::Shared(self.redis_tier()?)),
             Tier::Queued | Tier::Shielded => {
-                let expiry = Duration::from_millis(self.shield.expiry_ms);
-                let shield = (self.tier == Tier::Shielded).then_some(ShieldConfig { expiry });
+                let Shield { expiry_ms, max_buyers } = self.shield;
+                let shield = ShieldConfig { expiry: Duration::from_millis(expiry_ms), max_buyers };
+                let shield = (self.tier == Tier::Shielded).then_some(shield);
                 Ok(TierConfig::Queued(QueuedConfig { redis: self.redis_tier()?, queue: self.stream()?, shield }))
             }
         }

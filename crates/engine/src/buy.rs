@@ -61,10 +61,10 @@ impl Engine {
         self.tier.can_admit()
     }
 
-    /// Whether this node may refuse the user with `sold_out` without asking the gate. Neither Redis nor the ledger is asked, so this
-    /// can be decided before the session is checked.
-    pub fn is_sold_out(&self, sale: SaleId, user: UserId) -> bool {
-        self.tier.is_sold_out(sale, user)
+    /// Why this node may refuse the user without asking the gate; `None` if the gate must be asked. Neither Redis nor the ledger is asked,
+    /// so this can be decided before the session is checked.
+    pub fn local_refusal(&self, sale: SaleId, user: UserId) -> Option<Refusal> {
+        self.tier.local_refusal(sale, user)
     }
 
     /// Buys one for this user, or returns the order that the user has.

@@ -15,7 +15,7 @@ use axum::http::header::{CONTENT_TYPE, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use metrics::{Counter, counter};
-use stampede_core::{Code, Refusal, SaleId, UserId};
+use stampede_core::{Code, SaleId, UserId};
 use stampede_engine::{Bought, Error};
 use stampede_limit::rate_limit_key;
 use tokio::time::timeout;
@@ -104,9 +104,9 @@ async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr, sale: Opti
     };
     // An attempt that this node refuses because of its user counts against the address on this node only.
     let by_user = app.limits.buy_per_user.count_local(proven.user).map_err(limited)?;
-    // Nothing before this asks Redis or the ledger, so that a crowd which comes too late costs them nothing.
-    if sale.is_some_and(|&sale| app.engine.is_sold_out(sale, proven.user)) {
-        return Err(Error::Refused(Refusal::SoldOut));
+    // Nothing before this asks Redis or the ledger, so that a crowd which comes too late or too early costs them nothing.
+    if let Some(refusal) = sale.and_then(|&sale| app.engine.local_refusal(sale, proven.user)) {
+        return Err(Error::Refused(refusal));
     }
     by_address.count_shared_with(by_user).await.map_err(limited)?;
     // Before the session is read: while the gate does not answer, reading it may take long, or burden the database.

@@ -290,7 +290,8 @@ async fn lane(address: SocketAddr, lane: u64, seed: u64, ids: Vec<String>, todo:
     statuses
 }
 
-fn resident_bytes(shop: &Shop) -> u64 {
+/// The memory of the server that is in use.
+pub fn resident_bytes(shop: &Shop) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", shop.process.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap() * 1024

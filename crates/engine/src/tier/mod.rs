@@ -4,7 +4,7 @@
 //! - [`redis`]: many nodes, one gate in Redis. With [`Delivery::Commit`] it is the tier `shared`: the ledger has the order before the
 //!   buyer is answered
 //! - [`queued`]: what makes it the tier `queued`: a queue has the order before the buyer is answered
-//! - [`shielded`]: what makes that the tier `shielded`: each node refuses by itself what comes after the sell-out
+//! - [`shielded`]: what makes that the tier `shielded`: each node refuses by itself what comes too late or too early
 
 mod per_sale;
 mod queued;
@@ -156,8 +156,8 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// The gate of all sales.
     fn gate(&self) -> &dyn Gate;
 
-    /// Whether this node may refuse the user with `sold_out` without asking the gate.
-    fn is_sold_out(&self, sale: SaleId, user: UserId) -> bool;
+    /// Why this node may refuse the user without asking the gate; `None` if the gate must be asked.
+    fn local_refusal(&self, sale: SaleId, user: UserId) -> Option<Refusal>;
 
     /// What is left of a sale, as far as this process knows; `None` if the gate has no such sale.
     fn remaining(&self, sale: SaleId) -> Option<u32>;

@@ -17,9 +17,9 @@
 //! perhaps an older copy of the marks; but then it has another replication id than the ledger has noted, which is checked with every new
 //! connection.
 
+mod availability;
 mod breaker;
 mod consumer;
-mod fullness;
 mod scripts;
 
 use std::collections::HashMap;
@@ -38,9 +38,9 @@ use stampede_core::{
 };
 use stampede_redis::{Client, CommandError, EvalShaError, Script};
 
+pub use self::availability::Availability;
 use self::breaker::Breaker;
 use self::consumer::parse_rows;
-pub use self::fullness::Fullness;
 use self::scripts::Scripts;
 
 /// The consumer group of every outbox.

@@ -32,10 +32,15 @@ impl Admitter {
     fn note(&self, decisions: &[Decision]) {
         let (Some(shield), Some(last)) = (&self.shield, decisions.last()) else { return };
         let generation = Generation { epoch: last.epoch, number: last.generation };
-        if decisions.iter().any(|decision| decision.admission == Admission::Refused(Refusal::SoldOut)) {
-            shield.answered_sold_out(self.sale, generation);
-        } else {
-            shield.note(self.sale, generation);
+        let refusal = decisions.iter().find_map(|decision| match decision.admission {
+            Admission::Refused(refusal) => Some(refusal),
+            Admission::Admitted(_) | Admission::AlreadyHas(_) | Admission::Busy => None,
+        });
+        match refusal {
+            Some(refusal @ (Refusal::SoldOut | Refusal::NotStarted | Refusal::Ended)) => {
+                shield.refused(self.sale, generation, refusal);
+            }
+            Some(Refusal::Paused | Refusal::NoSuchSale) | None => shield.note(self.sale, generation),
         }
     }
 }

@@ -38,6 +38,7 @@ use tokio_util::task::AbortOnDropHandle;
 use self::closed::ClosedTimer;
 pub use self::config::{ReconcileConfig, RedisTierConfig};
 use self::recovery::{Changes, LostSales, NotReady};
+pub(super) use self::requirements::MAX_CLOCK_DIFFERENCE;
 use self::seller::SellerHandle;
 pub(super) use self::seller::{Answer, Job, Seller};
 pub(super) use self::services::connect;
@@ -398,8 +399,8 @@ impl Tier for RedisTier {
         &*self.gate
     }
 
-    fn is_sold_out(&self, sale: SaleId, user: UserId) -> bool {
-        self.shield.as_ref().is_some_and(|shield| shield.is_sold_out(sale, user))
+    fn local_refusal(&self, sale: SaleId, user: UserId) -> Option<Refusal> {
+        self.shield.as_ref()?.refusal(sale, user)
     }
 
     fn remaining(&self, sale: SaleId) -> Option<u32> {

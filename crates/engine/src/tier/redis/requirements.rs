@@ -15,7 +15,7 @@ use super::recovery::NotReady;
 /// restarted or replaced would have the scripts of the gate, and the loss of marks would go unnoticed.
 const OLDEST_VERSION: (u32, u32) = (7, 0);
 /// Sales begin and end by the clock of Redis, and ids carry that of the ledger.
-const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1);
+pub(in crate::tier) const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1);
 
 /// Checks the server, and returns the number of the connection over which it was checked.
 pub(super) async fn check(

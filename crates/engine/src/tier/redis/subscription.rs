@@ -37,6 +37,8 @@ pub(super) struct Subscription {
 impl Subscription {
     /// Runs until the task is aborted.
     pub(super) async fn run(self) {
+        // Shown from the start.
+        counter!("stampede_gate_malformed_messages_total").increment(0);
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
         loop {
             let ended = self.receive(&mut backoff).await;

@@ -1,12 +1,16 @@
-//! The tier `shielded`: as [`queued`](super::queued), with a shield on each node that answers `sold_out` without asking the gate, so that the
-//! part of a crowd that comes too late costs Redis and the database nothing.
+//! The tier `shielded`: as [`queued`](super::queued), with a shield on each node that refuses without asking the gate, so that the part of
+//! a crowd that comes too late or too early costs Redis and the database nothing.
 //!
+//! - [`refusal`]: what can be concluded from an answer of the gate: sold out, not started or ended
 //! - [`state`]: what a node knows about one sale, and when that suffices to refuse
+//! - [`buyers`]: who has an order, within a bound over all sales
 //! - [`Shield`]: all sales of a node; asks the gate for what it needs
 //!
 //! The shield is never in the way of an owner: a user who may have an order goes to the gate. A refusal that is no longer right lasts at
 //! most for the expiry, whatever happens to messages, and only as long as a message takes while they arrive.
 
+mod buyers;
+mod refusal;
 mod state;
 
 use std::collections::HashMap;
@@ -16,25 +20,38 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, counter, gauge};
 use parking_lot::{Mutex, RwLock};
 use stampede_core::ports::GateError;
-use stampede_core::{SaleId, UserId};
+use stampede_core::{Refusal, SaleId, UserId};
 use stampede_gate::RedisGate;
-use stampede_gate::redis::Fullness;
+use stampede_gate::redis::Availability;
+use tokio::sync::OwnedSemaphorePermit;
 
+use self::buyers::{Buyers, Capacity};
 pub(super) use self::state::Generation;
-use self::state::{Buyers, SaleState};
+use self::state::{Pauses, SaleState};
 
 /// The most sales with a shield. Requests for others go to the gate.
 const MAX_SALES: usize = 10_000;
 /// The shortest time between two readings of a sale's buyers.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two questions about a sale, or a fifth of the expiry if that is shorter.
+const QUESTION_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Clone, Copy)]
 pub struct ShieldConfig {
-    /// How long an answer of the gate that a sale is sold out is used.
+    /// How long an answer of the gate is used.
     pub expiry: Duration,
+    /// How many buyers are remembered, over all sales.
+    pub max_buyers: u32,
 }
 
-/// What one node knows about sales that are sold out.
+impl ShieldConfig {
+    fn pauses(self) -> Pauses {
+        let renewal = self.expiry / 5;
+        Pauses { renewal, question: QUESTION_INTERVAL.min(renewal), reading: READ_INTERVAL }
+    }
+}
+
+/// What one node knows about sales for which the gate refuses users without an order.
 #[derive(Debug)]
 pub(super) struct Shield {
     config: ShieldConfig,
@@ -45,6 +62,9 @@ pub(super) struct Shield {
     refused: Counter,
     probes: Counter,
     reads: Counter,
+    /// How often the buyers of a sale did not fit.
+    over_capacity: Counter,
+    capacity: Capacity,
 }
 
 impl Shield {
@@ -57,29 +77,31 @@ impl Shield {
             refused: counter!("stampede_shield_refused_total"),
             probes: counter!("stampede_shield_probes_total"),
             reads: counter!("stampede_shield_buyer_reads_total"),
+            over_capacity: counter!("stampede_shield_over_capacity_total"),
+            capacity: Capacity::new(config.max_buyers),
         };
-        for shown_from_the_start in [&shield.refused, &shield.probes, &shield.reads] {
+        for shown_from_the_start in [&shield.refused, &shield.probes, &shield.reads, &shield.over_capacity] {
             shown_from_the_start.increment(0);
         }
         Arc::new(shield)
     }
 
-    /// Whether this node may refuse the user with `sold_out`.
-    pub(super) fn is_sold_out(self: &Arc<Self>, sale: SaleId, user: UserId) -> bool {
-        let Some(state) = self.sales.read().get(&sale).cloned() else { return false };
+    /// Why this node may refuse the user.
+    pub(super) fn refusal(self: &Arc<Self>, sale: SaleId, user: UserId) -> Option<Refusal> {
+        let state = self.sales.read().get(&sale).cloned()?;
         let now = Instant::now();
-        let (is_sold_out, is_renewal_due) = {
+        let (refusal, is_renewal_due) = {
             let mut state = state.lock();
-            (state.is_sold_out(user, now), state.begin_renewal(now, self.config.expiry))
+            (state.refusal(user, now), state.begin_renewal(now, self.config.pauses()))
         };
         if is_renewal_due {
             let shield = self.clone();
             tokio::spawn(async move { shield.renew(sale, &state).await });
         }
-        if is_sold_out {
+        if refusal.is_some() {
             self.refused.increment(1);
         }
-        is_sold_out
+        refusal
     }
 
     /// A message, or an answer of the gate, has named this generation of the sale.
@@ -95,14 +117,14 @@ impl Shield {
         self.read_buyers(sale);
     }
 
-    /// The gate has refused a buyer because nothing is left. It does not say for how long the sale is on, so it is asked for that.
-    pub(super) fn answered_sold_out(self: &Arc<Self>, sale: SaleId, generation: Generation) {
+    /// The gate has refused a user for this reason. It does not say for how long that holds, so it is asked for that.
+    pub(super) fn refused(self: &Arc<Self>, sale: SaleId, generation: Generation, refusal: Refusal) {
         let Some(state) = self.state(sale) else { return };
         let (has_buyers, asks) = {
             let mut known = state.lock();
             known.note(generation);
-            let has_buyers = known.has_buyers_of(generation);
-            (has_buyers, has_buyers && known.begin_asking(Instant::now()))
+            let has_buyers = known.has_buyers_of(generation, refusal);
+            (has_buyers, has_buyers && known.begin_asking(Instant::now(), self.config.pauses()))
         };
         if !has_buyers {
             self.read_buyers(sale);
@@ -149,30 +171,36 @@ impl Shield {
 
     /// Asks the gate once more, shortly before its last answer expires, so that a crowd does not reach it at the moment of expiry.
     async fn renew(&self, sale: SaleId, state: &Mutex<SaleState>) {
-        let _fullness = self.ask(sale, state).await;
-        state.lock().end_renewal();
+        if let Err(error) = self.ask(sale, state).await {
+            tracing::debug!(%sale, %error, "cannot ask whether a sale is available; its requests go to the gate");
+        }
+        state.lock().end_asking();
     }
 
-    /// Asks whether the sale is sold out.
-    async fn ask(&self, sale: SaleId, state: &Mutex<SaleState>) -> Result<Option<Fullness>, GateError> {
+    /// Asks whether the sale is available, and remembers why users without an order are refused.
+    async fn ask(
+        &self,
+        sale: SaleId,
+        state: &Mutex<SaleState>,
+    ) -> Result<Option<(Generation, Refusal, Availability)>, GateError> {
         self.probes.increment(1);
         let asked_at = Instant::now();
-        let Some(fullness) = self.gate.fullness(sale).await? else { return Ok(None) };
-        let generation = Generation { epoch: fullness.epoch, number: fullness.generation };
+        let Some(answer) = self.gate.availability(sale).await? else { return Ok(None) };
+        let generation = Generation { epoch: answer.epoch, number: answer.generation };
         let mut state = state.lock();
         state.note(generation);
-        if let Some(left) = fullness.sold_out_for
-            && self.counts(asked_at)
-        {
-            state.set_sold_out(generation, asked_at + self.config.expiry.min(left));
+        let Some((refusal, left)) = refusal::of(&answer) else { return Ok(None) };
+        if self.counts(asked_at) {
+            // Redis reads its clock after the call began, so counting from there is too short rather than too long.
+            state.set_refusing(generation, refusal, asked_at + self.config.expiry.min(left));
         }
-        Ok(Some(fullness))
+        Ok(Some((generation, refusal, answer)))
     }
 
     /// Reads who has an order, in a task, at most once at a time and once a second.
     fn read_buyers(self: &Arc<Self>, sale: SaleId) {
         let Some(state) = self.state(sale) else { return };
-        let Some(pause) = state.lock().begin_reading(Instant::now(), READ_INTERVAL) else { return };
+        let Some(pause) = state.lock().begin_reading(Instant::now(), self.config.pauses()) else { return };
         let shield = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
@@ -184,24 +212,44 @@ impl Shield {
     }
 
     async fn read_buyers_now(&self, sale: SaleId, state: &Mutex<SaleState>) -> Result<(), GateError> {
-        // Whether it is sold out is asked first: a mark that is set later belongs to a later generation, because one must have been
-        // released before.
-        let Some(fullness) = self.ask(sale, state).await?.filter(|fullness| fullness.sold_out_for.is_some()) else {
+        // Why users are refused is asked first: a mark that is set later belongs to a later generation, or to a time in which they are no
+        // longer refused for this reason.
+        let Some((generation, refusal, answer)) = self.ask(sale, state).await? else { return Ok(()) };
+        if state.lock().has_buyers_of(generation, refusal) {
+            return Ok(());
+        }
+        let Some(reserved) = self.reserve(state, answer.marks) else {
+            self.over_capacity.increment(1);
+            tracing::debug!(%sale, marks = answer.marks, "too many buyers to remember; requests for the sale go to the gate");
             return Ok(());
         };
-        self.reads.increment(1);
-        let mut buyers = Buyers::with_capacity(fullness.marks as usize);
-        let mut cursor = 0;
-        loop {
-            let (next, page) = self.gate.buyers(sale, cursor).await?;
-            buyers.extend(page);
-            if next == 0 {
-                break;
+        let mut buyers = Buyers::with_capacity(reserved);
+        if answer.marks > 0 {
+            self.reads.increment(1);
+            state.lock().note_reading(Instant::now());
+            let mut cursor = 0;
+            loop {
+                let (next, page) = self.gate.buyers(sale, cursor).await?;
+                buyers.extend(page);
+                if next == 0 {
+                    break;
+                }
+                cursor = next;
             }
-            cursor = next;
         }
-        let generation = Generation { epoch: fullness.epoch, number: fullness.generation };
-        state.lock().set_buyers(generation, buyers);
+        state.lock().set_buyers(generation, refusal, buyers);
         Ok(())
+    }
+
+    /// Room for the buyers of a sale. If there is none, sales that were not asked for lately make room; `None` if that is not enough.
+    fn reserve(&self, state: &Mutex<SaleState>, count: u32) -> Option<OwnedSemaphorePermit> {
+        let now = Instant::now();
+        state.lock().forget_unused_buyers(now);
+        let reserved = self.capacity.reserve(count).or_else(|| {
+            self.sales.read().values().for_each(|state| state.lock().forget_unused_buyers(now));
+            self.capacity.reserve(count)
+        });
+        gauge!("stampede_shield_buyers").set(self.capacity.used());
+        reserved
     }
 }

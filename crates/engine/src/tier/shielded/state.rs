@@ -1,142 +1,150 @@
-//! What a node knows about one sale: the highest generation it has heard of, whether the gate has said that the sale is sold out, and who
-//! has an order.
+//! What a node knows about one sale: the highest generation it has heard of, why the gate refuses users without an order, and who has
+//! one.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use fastbloom::BloomFilter;
-use stampede_core::{Epoch, UserId};
+use stampede_core::{Epoch, Refusal, UserId};
 
-/// Above this number of buyers a filter is used: a user that it takes for a buyer by mistake only goes to the gate.
-const MAX_EXACT: usize = 100_000;
-const FALSE_POSITIVES: f64 = 0.001;
+use super::buyers::Buyers;
 
-/// A sale that is sold out stays so while its generation is the same. Compared by epoch first.
+/// A sale that is sold out stays so while its generation is the same, and its window is the same. Compared by epoch first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::tier) struct Generation {
     pub(in crate::tier) epoch: Epoch,
     pub(in crate::tier) number: u64,
 }
 
-/// The users who hold a mark, or more.
-#[derive(Debug)]
-pub(super) enum Buyers {
-    Exact(HashSet<UserId>),
-    Filter(Box<BloomFilter>),
-}
-
-impl Buyers {
-    pub(super) fn with_capacity(count: usize) -> Self {
-        if count <= MAX_EXACT {
-            Self::Exact(HashSet::with_capacity(count))
-        } else {
-            Self::Filter(Box::new(BloomFilter::with_false_pos(FALSE_POSITIVES).expected_items(count)))
-        }
-    }
-
-    pub(super) fn extend(&mut self, users: Vec<UserId>) {
-        match self {
-            Self::Exact(buyers) => buyers.extend(users),
-            Self::Filter(filter) => {
-                for user in users {
-                    filter.insert(&user.get());
-                }
-            }
-        }
-    }
-
-    fn may_contain(&self, user: UserId) -> bool {
-        match self {
-            Self::Exact(buyers) => buyers.contains(&user),
-            Self::Filter(filter) => filter.contains(&user.get()),
-        }
-    }
-}
-
-/// The gate has said that the sale is sold out.
+/// The gate refuses users without an order.
 #[derive(Debug, Clone, Copy)]
-struct SoldOut {
+struct Refusing {
+    refusal: Refusal,
     generation: Generation,
     until: Instant,
+}
+
+/// Who had an order while the gate refused all others for this reason. No order is added while it does: buyers of a sale that has not
+/// started must not be taken for those of the same sale when it is sold out.
+#[derive(Debug)]
+struct KnownBuyers {
+    refusal: Refusal,
+    generation: Generation,
+    buyers: Buyers,
+}
+
+/// The pauses between calls of the gate.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pauses {
+    /// How long before its expiry an answer is renewed.
+    pub(super) renewal: Duration,
+    /// The shortest time between two questions.
+    pub(super) question: Duration,
+    /// The shortest time between two readings of the buyers.
+    pub(super) reading: Duration,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct SaleState {
     highest: Option<Generation>,
-    sold_out: Option<SoldOut>,
-    buyers: Option<(Generation, Buyers)>,
-    is_renewing: bool,
+    refusing: Option<Refusing>,
+    known: Option<KnownBuyers>,
+    is_asking: bool,
     is_reading: bool,
+    asked_at: Option<Instant>,
     read_at: Option<Instant>,
 }
 
 impl SaleState {
-    /// Whether the user may be refused with `sold_out`: the gate has said so not long ago, and the user is none of its buyers.
-    pub(super) fn is_sold_out(&self, user: UserId, now: Instant) -> bool {
-        let (Some(sold_out), Some((of, buyers))) = (&self.sold_out, &self.buyers) else { return false };
-        now < sold_out.until && *of == sold_out.generation && !buyers.may_contain(user)
+    /// Why the user may be refused: the gate has said so not long ago, and the user is none of its buyers.
+    pub(super) fn refusal(&self, user: UserId, now: Instant) -> Option<Refusal> {
+        let (Some(refusing), Some(known)) = (&self.refusing, &self.known) else { return None };
+        let applies =
+            now < refusing.until && known.generation == refusing.generation && known.refusal == refusing.refusal;
+        (applies && !known.buyers.may_contain(user)).then_some(refusing.refusal)
     }
 
     /// A higher generation ends what is known; a lower one is an old message.
     pub(super) fn note(&mut self, generation: Generation) {
         if self.highest.is_none_or(|highest| highest < generation) {
             self.highest = Some(generation);
-            self.clear();
+            self.refusing = None;
+            self.known = None;
         }
     }
 
-    pub(super) fn set_sold_out(&mut self, generation: Generation, until: Instant) {
+    pub(super) fn set_refusing(&mut self, generation: Generation, refusal: Refusal, until: Instant) {
         if self.highest.is_some_and(|highest| highest > generation) {
             return;
         }
-        let later =
-            self.sold_out.filter(|known| known.generation == generation).map_or(until, |known| known.until.max(until));
-        self.sold_out = Some(SoldOut { generation, until: later });
+        let same = self.refusing.filter(|known| (known.generation, known.refusal) == (generation, refusal));
+        let until = same.map_or(until, |known| known.until.max(until));
+        self.refusing = Some(Refusing { refusal, generation, until });
     }
 
-    pub(super) fn set_buyers(&mut self, generation: Generation, buyers: Buyers) {
+    pub(super) fn set_buyers(&mut self, generation: Generation, refusal: Refusal, buyers: Buyers) {
         if self.highest == Some(generation) {
-            self.buyers = Some((generation, buyers));
+            self.known = Some(KnownBuyers { refusal, generation, buyers });
         }
     }
 
-    /// Whether it is known who has an order in this generation.
-    pub(super) fn has_buyers_of(&self, generation: Generation) -> bool {
-        self.buyers.as_ref().is_some_and(|(of, _)| *of == generation)
+    /// Whether it is known who has an order in this generation while the gate refuses all others for this reason.
+    pub(super) fn has_buyers_of(&self, generation: Generation, refusal: Refusal) -> bool {
+        self.known.as_ref().is_some_and(|known| (known.generation, known.refusal) == (generation, refusal))
     }
 
-    /// What is known may be out of date.
+    /// Forgets buyers who are not needed now, to make room for others: the next refusal of the gate makes the node read them again.
+    pub(super) fn forget_unused_buyers(&mut self, now: Instant) {
+        let is_used = self
+            .refusing
+            .is_some_and(|refusing| now < refusing.until && self.has_buyers_of(refusing.generation, refusing.refusal));
+        if !is_used {
+            self.known = None;
+        }
+    }
+
+    /// What the gate has said may be out of date.
     pub(super) fn clear(&mut self) {
-        self.sold_out = None;
+        self.refusing = None;
     }
 
     /// Whether the gate should be asked now, because there is no answer that can be used.
-    pub(super) fn begin_asking(&mut self, now: Instant) -> bool {
-        let begins = !self.is_renewing && self.sold_out.is_none_or(|sold_out| sold_out.until <= now);
-        self.is_renewing |= begins;
-        begins
+    pub(super) fn begin_asking(&mut self, now: Instant, pauses: Pauses) -> bool {
+        let is_due = self.refusing.is_none_or(|refusing| refusing.until <= now);
+        self.begin_if(is_due, now, pauses)
     }
 
     /// Whether the gate should be asked again now, because its answer is about to expire.
-    pub(super) fn begin_renewal(&mut self, now: Instant, expiry: Duration) -> bool {
-        let is_due = self.sold_out.is_some_and(|sold_out| now < sold_out.until && sold_out.until - now < expiry / 5);
-        let begins = is_due && !self.is_renewing;
-        self.is_renewing |= begins;
+    pub(super) fn begin_renewal(&mut self, now: Instant, pauses: Pauses) -> bool {
+        let is_due = self.refusing.is_some_and(|known| now < known.until && known.until - now < pauses.renewal);
+        self.begin_if(is_due, now, pauses)
+    }
+
+    fn begin_if(&mut self, is_due: bool, now: Instant, pauses: Pauses) -> bool {
+        // Near the edges of the window there may be no answer that can be used, however often the gate is asked.
+        let begins = is_due && !self.is_asking && remaining_pause(self.asked_at, pauses.question, now).is_zero();
+        if begins {
+            (self.is_asking, self.asked_at) = (true, Some(now));
+        }
         begins
     }
 
-    pub(super) fn end_renewal(&mut self) {
-        self.is_renewing = false;
+    pub(super) fn end_asking(&mut self) {
+        self.is_asking = false;
     }
 
-    /// Begins to read the buyers, after the returned pause. `None` if that is under way.
-    pub(super) fn begin_reading(&mut self, now: Instant, interval: Duration) -> Option<Duration> {
+    /// Begins to ask for and read the buyers, after the returned pause. `None` if that is under way.
+    pub(super) fn begin_reading(&mut self, now: Instant, pauses: Pauses) -> Option<Duration> {
         if self.is_reading {
             return None;
         }
-        let pause = self.read_at.map_or(Duration::ZERO, |at| (at + interval).saturating_duration_since(now));
-        (self.is_reading, self.read_at) = (true, Some(now + pause));
+        let pause = remaining_pause(self.read_at, pauses.reading, now);
+        let pause = pause.max(remaining_pause(self.asked_at, pauses.question, now));
+        (self.is_reading, self.asked_at) = (true, Some(now + pause));
         Some(pause)
+    }
+
+    /// The buyers are read from now on.
+    pub(super) fn note_reading(&mut self, now: Instant) {
+        self.read_at = Some(now);
     }
 
     pub(super) fn end_reading(&mut self) {
@@ -144,11 +152,22 @@ impl SaleState {
     }
 }
 
+/// What is left of a pause that began at `since`.
+fn remaining_pause(since: Option<Instant>, pause: Duration, now: Instant) -> Duration {
+    since.map_or(Duration::ZERO, |since| (since + pause).saturating_duration_since(now))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::buyers::Capacity;
     use super::*;
 
     const EXPIRY: Duration = Duration::from_secs(1);
+    const PAUSES: Pauses = Pauses {
+        renewal: Duration::from_millis(200),
+        question: Duration::from_millis(100),
+        reading: Duration::from_secs(1),
+    };
 
     fn user(n: i64) -> UserId {
         UserId::new(n).unwrap()
@@ -159,7 +178,7 @@ mod tests {
     }
 
     fn buyers(users: &[i64]) -> Buyers {
-        let mut buyers = Buyers::with_capacity(users.len());
+        let mut buyers = Buyers::with_capacity(Capacity::new(10).reserve(users.len() as u32).unwrap());
         buyers.extend(users.iter().map(|&n| user(n)).collect());
         buyers
     }
@@ -168,18 +187,22 @@ mod tests {
     fn sold_out(now: Instant) -> SaleState {
         let mut state = SaleState::default();
         state.note(generation(1, 3));
-        state.set_sold_out(generation(1, 3), now + EXPIRY);
-        state.set_buyers(generation(1, 3), buyers(&[7]));
+        state.set_refusing(generation(1, 3), Refusal::SoldOut, now + EXPIRY);
+        state.set_buyers(generation(1, 3), Refusal::SoldOut, buyers(&[7]));
         state
+    }
+
+    fn is_sold_out(state: &SaleState, of: i64, now: Instant) -> bool {
+        state.refusal(user(of), now) == Some(Refusal::SoldOut)
     }
 
     #[test]
     fn refuses_everyone_but_buyers_until_the_answer_expires() {
         let now = Instant::now();
         let state = sold_out(now);
-        assert!(state.is_sold_out(user(8), now));
-        assert!(!state.is_sold_out(user(7), now), "an owner goes to the gate");
-        assert!(!state.is_sold_out(user(8), now + EXPIRY));
+        assert!(is_sold_out(&state, 8, now));
+        assert_eq!(state.refusal(user(7), now), None, "an owner goes to the gate");
+        assert_eq!(state.refusal(user(8), now + EXPIRY), None);
     }
 
     #[test]
@@ -187,18 +210,42 @@ mod tests {
         let now = Instant::now();
         let mut state = SaleState::default();
         state.note(generation(1, 3));
-        state.set_buyers(generation(1, 3), buyers(&[]));
-        assert!(!state.is_sold_out(user(8), now), "a message alone does not count");
-        state.set_sold_out(generation(1, 3), now + EXPIRY);
-        assert!(state.is_sold_out(user(8), now));
+        state.set_buyers(generation(1, 3), Refusal::SoldOut, buyers(&[]));
+        assert!(!is_sold_out(&state, 8, now), "a message alone does not count");
+        state.set_refusing(generation(1, 3), Refusal::SoldOut, now + EXPIRY);
+        assert!(is_sold_out(&state, 8, now));
         state.note(generation(1, 4));
-        state.set_sold_out(generation(1, 4), now + EXPIRY);
-        assert!(!state.is_sold_out(user(8), now), "the buyers may be others");
-        assert!(!state.has_buyers_of(generation(1, 4)));
-        state.set_buyers(generation(1, 3), buyers(&[]));
-        assert!(!state.is_sold_out(user(8), now), "these were read before");
-        state.set_buyers(generation(1, 4), buyers(&[]));
-        assert!(state.is_sold_out(user(8), now));
+        state.set_refusing(generation(1, 4), Refusal::SoldOut, now + EXPIRY);
+        assert!(!is_sold_out(&state, 8, now), "the buyers may be others");
+        assert!(!state.has_buyers_of(generation(1, 4), Refusal::SoldOut));
+        state.set_buyers(generation(1, 3), Refusal::SoldOut, buyers(&[]));
+        assert!(!is_sold_out(&state, 8, now), "these were read before");
+        state.set_buyers(generation(1, 4), Refusal::SoldOut, buyers(&[]));
+        assert!(is_sold_out(&state, 8, now));
+    }
+
+    #[test]
+    fn buyers_of_a_sale_that_has_not_started_are_not_those_of_the_sale_when_it_is_sold_out() {
+        let now = Instant::now();
+        let mut state = SaleState::default();
+        state.note(generation(1, 0));
+        state.set_refusing(generation(1, 0), Refusal::NotStarted, now + EXPIRY);
+        state.set_buyers(generation(1, 0), Refusal::NotStarted, buyers(&[]));
+        assert_eq!(state.refusal(user(7), now), Some(Refusal::NotStarted));
+        // It starts and is sold to user 7, without a new generation.
+        state.set_refusing(generation(1, 0), Refusal::SoldOut, now + EXPIRY);
+        assert_eq!(state.refusal(user(7), now), None);
+        assert!(!state.has_buyers_of(generation(1, 0), Refusal::SoldOut), "they are read again");
+    }
+
+    #[test]
+    fn only_unused_buyers_are_forgotten() {
+        let now = Instant::now();
+        let mut state = sold_out(now);
+        state.forget_unused_buyers(now);
+        assert!(is_sold_out(&state, 8, now));
+        state.forget_unused_buyers(now + EXPIRY);
+        assert!(!state.has_buyers_of(generation(1, 3), Refusal::SoldOut));
     }
 
     #[test]
@@ -206,41 +253,49 @@ mod tests {
         let now = Instant::now();
         let mut state = sold_out(now);
         state.note(generation(1, 2));
-        assert!(state.is_sold_out(user(8), now), "an old message");
+        assert!(is_sold_out(&state, 8, now), "an old message");
         state.note(generation(1, 4));
-        assert!(!state.is_sold_out(user(8), now), "stock has been returned");
-        state.set_sold_out(generation(1, 3), now + EXPIRY);
-        assert!(!state.is_sold_out(user(8), now), "a late answer of the generation before");
+        assert!(!is_sold_out(&state, 8, now), "stock has been returned");
+        state.set_refusing(generation(1, 3), Refusal::SoldOut, now + EXPIRY);
+        assert!(!is_sold_out(&state, 8, now), "a late answer of the generation before");
         // A rebuild begins another epoch, whose generations begin again.
         let mut state = sold_out(now);
         state.note(generation(2, 0));
-        assert!(!state.is_sold_out(user(8), now));
-        state.set_sold_out(generation(1, 9), now + EXPIRY);
-        assert!(!state.is_sold_out(user(8), now));
+        assert!(!is_sold_out(&state, 8, now));
+        state.set_refusing(generation(1, 9), Refusal::SoldOut, now + EXPIRY);
+        assert!(!is_sold_out(&state, 8, now));
     }
 
     #[test]
     fn answer_is_renewed_once_shortly_before_it_expires() {
         let now = Instant::now();
         let mut state = sold_out(now);
-        assert!(!state.begin_renewal(now, EXPIRY));
+        assert!(!state.begin_renewal(now, PAUSES));
         let late = now + EXPIRY - EXPIRY / 10;
-        assert!(state.begin_renewal(late, EXPIRY));
-        assert!(!state.begin_renewal(late, EXPIRY), "one at a time");
-        state.set_sold_out(generation(1, 3), late + EXPIRY);
-        state.end_renewal();
-        assert!(!state.begin_renewal(late, EXPIRY));
-        assert!(state.is_sold_out(user(8), now + EXPIRY));
+        assert!(state.begin_renewal(late, PAUSES));
+        assert!(!state.begin_renewal(late, PAUSES), "one at a time");
+        state.set_refusing(generation(1, 3), Refusal::SoldOut, late + EXPIRY);
+        state.end_asking();
+        assert!(!state.begin_renewal(late, PAUSES));
+        assert!(is_sold_out(&state, 8, now + EXPIRY));
     }
 
     #[test]
-    fn many_buyers_are_in_a_filter() {
-        let count = MAX_EXACT + 1;
-        let mut buyers = Buyers::with_capacity(count);
-        buyers.extend((1..=count as i64).map(user).collect());
-        assert!(matches!(buyers, Buyers::Filter(_)));
-        assert!((1..=count as i64).all(|n| buyers.may_contain(user(n))));
-        let mistaken = (1..=10_000).filter(|n| buyers.may_contain(user(10_000_000 + n))).count();
-        assert!(mistaken < 100, "{mistaken} of 10000");
+    fn pauses_are_kept_if_no_answer_can_be_used() {
+        let now = Instant::now();
+        let mut state = SaleState::default();
+        assert_eq!(state.begin_reading(now, PAUSES), Some(Duration::ZERO));
+        assert_eq!(state.begin_reading(now, PAUSES), None, "one at a time");
+        state.end_reading();
+        assert_eq!(state.begin_reading(now, PAUSES), Some(PAUSES.question), "nothing was read");
+        state.note_reading(now + PAUSES.question);
+        state.end_reading();
+        assert_eq!(state.begin_reading(now + PAUSES.question, PAUSES), Some(PAUSES.reading));
+        let mut state = sold_out(now);
+        let expired = now + EXPIRY;
+        assert!(state.begin_asking(expired, PAUSES));
+        state.end_asking();
+        assert!(!state.begin_asking(expired, PAUSES));
+        assert!(state.begin_asking(expired + PAUSES.question, PAUSES));
     }
 }

@@ -238,8 +238,8 @@ impl Tier for Solo {
         &*self.gate
     }
 
-    fn is_sold_out(&self, _sale: SaleId, _user: UserId) -> bool {
-        false
+    fn local_refusal(&self, _sale: SaleId, _user: UserId) -> Option<Refusal> {
+        None
     }
 
     fn remaining(&self, sale: SaleId) -> Option<u32> {

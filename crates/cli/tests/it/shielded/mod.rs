@@ -1,4 +1,10 @@
-//! The tier `shielded`: after the sell-out each node refuses by itself.
+//! The tier `shielded`: each node refuses by itself who comes too late or too early.
+//!
+//! - here: after the sell-out; [`crowd`]: what that costs
+//! - [`window`]: before the begin and after the end of a sale
+
+mod crowd;
+mod window;
 
 use std::process::Command;
 use std::sync::Arc;
@@ -10,8 +16,12 @@ use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Client, Server, count, redis, until};
 
+use crate::proof::{run_without_violation, small_bench};
 use crate::shared::Nodes;
 use crate::shop::{Buyer, Kind, Shop, Storage, command};
+
+/// Requests that a node has refused by itself.
+const REFUSED: &str = "stampede_shield_refused_total";
 
 /// Nodes whose shields use an answer of the gate for this long.
 fn start(kind: Kind, nodes: usize, expiry_ms: u64) -> Nodes {
@@ -24,6 +34,16 @@ fn shielded(mut command: Command, expiry_ms: u64) -> Command {
     command
 }
 
+/// A further node, which receives no messages.
+fn deaf_node(nodes: &Nodes, expiry_ms: u64) -> (Storage, Shop) {
+    let port = nodes.redis.port();
+    redis::ask(port, &["acl", "setuser", "deaf", "on", ">word", "~*", "&*", "+@all", "-subscribe"]).unwrap();
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let mut deaf = shielded(command(&storage), expiry_ms);
+    deaf.args(["--redis", &format!("redis://deaf:word@127.0.0.1:{port}/")]);
+    (storage, Shop::run(deaf))
+}
+
 /// Buys everything for the first buyers, and waits until every node refuses the others by itself.
 async fn sell_out(nodes: &Nodes, history: &Arc<Recorder>, sale: SaleId, owners: &[Buyer], other: &Buyer) {
     nodes.storm(history, sale, owners, 1).await;
@@ -34,10 +54,10 @@ async fn sell_out(nodes: &Nodes, history: &Arc<Recorder>, sale: SaleId, owners: 
 
 async fn wait_for_shield(shop: &Shop, history: &Recorder, sale: SaleId, other: &Buyer) {
     let mut client = shop.client().await;
-    let before = shop.metric("stampede_shield_refused_total").await;
+    let before = shop.metric(REFUSED).await;
     until("the shield refuses", async || {
         assert_eq!(history.buy(&mut client, sale, other).await.response, Response::SoldOut);
-        shop.metric("stampede_shield_refused_total").await > before
+        shop.metric(REFUSED).await > before
     })
     .await;
 }
@@ -47,31 +67,6 @@ fn script_calls(redis: &Server) -> u64 {
     let stats = redis::ask(redis.port(), &["info", "commandstats"]).unwrap();
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
     calls.and_then(|rest| rest.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
-}
-
-/// A crowd that comes too late costs Redis nothing, and owners get their orders back meanwhile.
-async fn a_crowd_after_the_sell_out_costs_nothing(kind: Kind) {
-    let nodes = start(kind, 3, 60_000);
-    let (owners, late) = (5, count(1000, 60));
-    let everyone = nodes.shops[0].log_in(0, owners + late).await;
-    let (owners, others) = everyone.split_at(owners as usize);
-    let sale = nodes.create_sale(owners.len() as u32).await;
-    let history = Arc::new(Recorder::default());
-    sell_out(&nodes, &history, sale, owners, &others[0]).await;
-
-    let (calls, started, requests) = (script_calls(&nodes.redis), Instant::now(), history.all().len());
-    nodes.storm(&history, sale, others, count(34, 10)).await;
-    let (sent, elapsed) = (history.all().len() - requests, started.elapsed());
-    let calls = script_calls(&nodes.redis) - calls;
-    // Nodes compare their sales with the gate once a second, with or without a crowd: four sales (three of the demonstration) each.
-    let background = (elapsed.as_secs() + 2) * 3 * 8;
-    assert!(sent >= 1800, "{sent}");
-    assert!(calls <= background, "{calls} scripts for {sent} requests in {elapsed:?}");
-
-    nodes.storm(&history, sale, owners, 2).await;
-    let refused = |attempt: &&stampede_proof::history::Attempt| attempt.response == Response::Unknown;
-    assert_eq!(history.ended().iter().filter(refused).count(), 0);
-    assert_eq!(nodes.verify(&history, sale).await, owners.len(), "and no owner was refused");
 }
 
 /// Stock that comes back is sold by every node at once, although the last answer of the gate has not expired.
@@ -112,12 +107,7 @@ async fn returned_stock_is_sold_at_once(kind: Kind) {
 /// A node that receives no messages sells returned stock after the expiry, and owners get their orders meanwhile.
 async fn without_messages_the_expiry_limits_wrong_refusals(kind: Kind) {
     let nodes = start(kind, 1, 1000);
-    let port = nodes.redis.port();
-    redis::ask(port, &["acl", "setuser", "deaf", "on", ">word", "~*", "&*", "+@all", "-subscribe"]).unwrap();
-    let storage = Storage::with(Some(nodes.storages[0].url()));
-    let mut deaf = shielded(command(&storage), 1000);
-    deaf.args(["--redis", &format!("redis://deaf:word@127.0.0.1:{port}/")]);
-    let deaf = Shop::run(deaf);
+    let (_storage, deaf) = deaf_node(&nodes, 1000);
     let everyone = nodes.shops[0].log_in(0, 3).await;
     let sale = nodes.create_sale(1).await;
     deaf.wait_for_sale(sale).await;
@@ -191,9 +181,18 @@ async fn forged_tokens_are_refused_before_the_shield() {
     assert_eq!(reply.text("code"), "sold_out");
 }
 
+/// The load test starts its own servers and two nodes.
+#[test]
+fn load_test_finds_no_violation() {
+    let mut bench = small_bench(1);
+    bench.args(["--tier", "shielded", "--nodes", "2", "--private-servers", "--database", "postgres"]);
+    let report = run_without_violation(bench);
+    assert_eq!((&report["tier"], &report["nodes"]), (&json!("shielded"), &json!(2)));
+    assert_eq!(report["orders"]["other"], json!(0), "every buyer got an order");
+}
+
 on_each_database!(
-    servers: a_crowd_after_the_sell_out_costs_nothing,
-    paused_and_ended_sales_are_not_called_sold_out,
+    servers: paused_and_ended_sales_are_not_called_sold_out,
     returned_stock_is_sold_at_once,
     without_messages_the_expiry_limits_wrong_refusals
 );
