@@ -24,7 +24,7 @@ use tracing::Span;
 use crate::app::App;
 use crate::extract::{ClientAddress, RequestId, parse_id, verified_token};
 use crate::orders::{OrderResponse, PendingOrderResponse};
-use crate::problem::{Problem, is_logged};
+use crate::problem::{self, Language, Problem, is_logged};
 
 /// The path of [`buy`], as it is named in metrics and in the OpenAPI document.
 pub(crate) const PATH: &str = "/v1/sales/{id}/orders";
@@ -44,7 +44,9 @@ pub(crate) async fn buy(
     sale: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Response {
-    handle(&app, request, client, &id, parse_id(sale).map_err(|invalid| Error::Invalid(vec![invalid]))).await
+    let language = Language::of(request.headers());
+    let sale = parse_id(sale).map_err(|invalid| Error::Invalid(vec![invalid]));
+    handle(&app, request, client, &id, language, sale).await
 }
 
 /// Answers an attempt to buy. `id` names the request in the log.
@@ -53,16 +55,21 @@ pub(crate) async fn handle<B>(
     request: Request<B>,
     client: IpAddr,
     id: &str,
+    language: Language,
     sale: Result<SaleId, Error>,
 ) -> Response {
     let started = Instant::now();
     let sale_id = sale.as_ref().ok().copied();
     let bought = try_buy(app, request, client, sale).await;
     app.buy_metrics.count(bought.as_ref().map(|(_, bought)| bought));
-    let response = bought.and_then(|(sale, bought)| respond(sale, &bought)).unwrap_or_else(|error| {
-        let span = if is_logged(&error) { error_span(id, sale_id) } else { Span::none() };
-        span.in_scope(|| Problem::from(error)).into_response()
-    });
+    let response = match bought.and_then(|(sale, bought)| respond(sale, &bought)) {
+        Ok(response) => response,
+        Err(Error::Refused(refusal)) => problem::refusal(refusal, language),
+        Err(error) => {
+            let span = if is_logged(&error) { error_span(id, sale_id) } else { Span::none() };
+            span.in_scope(|| Problem::from(error)).into_response()
+        }
+    };
     app.http_metrics.buying.record(started.elapsed());
     response
 }

@@ -1,15 +1,17 @@
 //! Refusals as `application/problem+json` (RFC 9457) with a stable code. Statuses and titles are in the table of [`Code`].
 //!
-//! A handler returns a [`Problem`]; its body is written by `render`, where the language of the request is known.
+//! A handler returns a [`Problem`]; its body is written by `render`, where the language of the request is known. Bodies without details are
+//! made once, and a refusal to buy is answered with one of them ([`refusal`]).
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::header::{ACCEPT_LANGUAGE, CONTENT_LANGUAGE, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use stampede_core::{Code, Invalid};
+use stampede_core::{Code, Invalid, Refusal};
 use stampede_engine::Error;
 use utoipa::ToSchema;
 
@@ -36,12 +38,46 @@ impl Language {
         if first.is_some_and(|tag| tag.starts_with("zh")) { Self::Chinese } else { Self::English }
     }
 
-    const fn tag(self) -> &'static str {
+    const fn tag(self) -> HeaderValue {
         match self {
-            Self::English => "en",
-            Self::Chinese => "zh-CN",
+            Self::English => HeaderValue::from_static("en"),
+            Self::Chinese => HeaderValue::from_static("zh-CN"),
         }
     }
+}
+
+const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// The bodies of problems without details, by discriminant of [`Code`]: English, Chinese.
+static PREPARED: LazyLock<Vec<[Bytes; 2]>> = LazyLock::new(|| {
+    let body = |code: Code, language| Bytes::from(Problem::new(code).to_json(language));
+    Code::ALL.iter().map(|&code| [body(code, Language::English), body(code, Language::Chinese)]).collect()
+});
+
+/// The body of a problem without details. Nothing is allocated.
+fn prepared(code: Code, language: Language) -> Bytes {
+    let [english, chinese] = &PREPARED[code as usize];
+    match language {
+        Language::English => english.clone(),
+        Language::Chinese => chinese.clone(),
+    }
+}
+
+/// The answer to a buyer who is refused. Most of a crowd gets one, so it is assembled from what is there already.
+pub(crate) fn refusal(refusal: Refusal, language: Language) -> Response {
+    let code = refusal.code();
+    let mut response = Response::new(Body::from(prepared(code, language)));
+    *response.status_mut() = status_of(code);
+    let headers = response.headers_mut();
+    // Room for these two and for the headers that every response gets.
+    headers.reserve(8);
+    headers.insert(CONTENT_TYPE, PROBLEM_JSON);
+    headers.insert(CONTENT_LANGUAGE, language.tag());
+    response
+}
+
+fn status_of(code: Code) -> StatusCode {
+    StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 impl Problem {
@@ -64,8 +100,12 @@ impl Problem {
         self.code
     }
 
-    fn status(&self) -> StatusCode {
-        StatusCode::from_u16(self.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    fn body(&self, language: Language) -> Bytes {
+        if self.detail.is_none() && self.errors.is_empty() {
+            prepared(self.code, language)
+        } else {
+            Bytes::from(self.to_json(language))
+        }
     }
 
     pub(crate) fn to_json(&self, language: Language) -> Vec<u8> {
@@ -120,7 +160,7 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = self.status().into_response();
+        let mut response = status_of(self.code).into_response();
         if let Some(wait) = self.retry_after {
             // Whole seconds, rounded up, so that a retry is not too early.
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
@@ -161,10 +201,10 @@ pub(crate) fn render(mut response: Response, language: Language) -> Response {
         None => return response,
     };
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    headers.insert(CONTENT_LANGUAGE, HeaderValue::from_static(language.tag()));
+    headers.insert(CONTENT_TYPE, PROBLEM_JSON);
+    headers.insert(CONTENT_LANGUAGE, language.tag());
     headers.remove(axum::http::header::CONTENT_LENGTH);
-    *response.body_mut() = Body::from(problem.to_json(language));
+    *response.body_mut() = Body::from(problem.body(language));
     response
 }
 
@@ -182,5 +222,25 @@ mod tests {
         assert_eq!(of("en-GB,zh"), Language::English);
         assert_eq!(of("fr"), Language::English);
         assert_eq!(Language::of(&HeaderMap::new()), Language::English);
+    }
+
+    #[test]
+    fn refusals_to_buy_are_prepared_in_both_languages() {
+        for &reason in Refusal::ALL {
+            let code = reason.code();
+            assert!(!code.is_retryable() && code != Code::Unauthorized, "{code:?} needs further headers");
+            for (language, tag) in [(Language::English, "en"), (Language::Chinese, "zh-CN")] {
+                let problem = Problem::new(code);
+                assert_eq!(problem.body(language), problem.to_json(language));
+                assert_eq!(prepared(code, language).as_ptr(), prepared(code, language).as_ptr(), "made once");
+                let rendered = render(problem.into_response(), language);
+                let response = refusal(reason, language);
+                assert_eq!(response.status(), rendered.status());
+                assert_eq!(response.headers(), rendered.headers());
+                assert_eq!(response.headers()[CONTENT_LANGUAGE], tag);
+            }
+        }
+        let detailed = Problem::new(Code::SoldOut).detail("more");
+        assert_eq!(detailed.body(Language::English), detailed.to_json(Language::English), "details are not lost");
     }
 }

@@ -76,7 +76,7 @@ impl HttpService {
         };
         let response = match early {
             Some(response) => response,
-            None => self.dispatch(request, peer, &id, fast_path).instrument(span.clone()).await,
+            None => self.dispatch(request, peer, &id, language, fast_path).instrument(span.clone()).await,
         };
         let mut response = render(response, language);
         self.add_headers(response.headers_mut(), &id);
@@ -106,6 +106,7 @@ impl HttpService {
         request: Request<Incoming>,
         peer: IpAddr,
         id: &str,
+        language: Language,
         fast_path: Option<FastPath>,
     ) -> Response {
         if let Some(FastPath::Noop) = fast_path {
@@ -115,7 +116,7 @@ impl HttpService {
         let client = address::client(peer, request.headers(), &self.app.config.trusted_proxies);
         let is_admin_path = is_admin_path(request.uri().path());
         let response = match fast_path {
-            Some(FastPath::Buy(sale)) => buy::handle(&self.app, request, client, id, Ok(sale)).await,
+            Some(FastPath::Buy(sale)) => buy::handle(&self.app, request, client, id, language, Ok(sale)).await,
             _ => self.route(request, client, id).await,
         };
         // Refused administrators are logged with their reason where they are authenticated.
