@@ -1,5 +1,7 @@
 //! What a crowd costs that comes after the sell-out: nothing in Redis, nothing in the database, no memory.
 
+#![expect(clippy::cast_sign_loss, reason = "metrics are not negative")]
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn many_buyers_are_in_a_filter() {
         let count = MAX_EXACT + 1;
-        let capacity = Capacity::new(count as u32);
-        let mut buyers = Buyers::with_capacity(capacity.reserve(count as u32).unwrap());
+        let permits = u32::try_from(count).unwrap();
+        let mut buyers = Buyers::with_capacity(Capacity::new(permits).reserve(permits).unwrap());
         buyers.extend((1..=count as i64).map(user).collect());
         assert!(matches!(buyers.users, Users::Filter(_)));
         assert!((1..=count as i64).all(|n| buyers.may_contain(user(n))));

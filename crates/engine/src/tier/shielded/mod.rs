@@ -12,6 +12,8 @@
 mod buyers;
 mod refusal;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn buyers(users: &[i64]) -> Buyers {
-        let mut buyers = Buyers::with_capacity(Capacity::new(10).reserve(users.len() as u32).unwrap());
+        let mut buyers = Buyers::with_capacity(Capacity::new(10).reserve(10).unwrap());
         buyers.extend(users.iter().map(|&n| user(n)).collect());
         buyers
     }
