@@ -2,7 +2,7 @@
 //!
 //! - [`gate`]: decides who may buy
 //! - [`Ledger`]: stores sales and orders, whichever database it is written for; made of [`OrderLedger`], [`SaleLedger`],
-//!   [`GateRecords`], [`ReconcileLog`], [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
+//!   [`GateRecords`], [`QueueRecords`], [`ReconcileLog`], [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
 //! - [`Catalogue`]: shops and vouchers; [`Accounts`]: users and sessions
 //!
 //! Scheduled work is called with a [`Fence`] where several processes share a ledger.
@@ -18,6 +18,7 @@ pub mod gate;
 mod gate_record;
 mod leases;
 mod orders;
+mod queue;
 mod reconcile;
 mod sales;
 
@@ -39,6 +40,7 @@ pub use leases::WorkerLeases;
 pub use orders::{
     Admitted, DiscardOutcome, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome, TransitionOutcome,
 };
+pub use queue::{QueueClaim, QueueRecords, QueueSettings};
 pub use reconcile::{ReconcileLog, ReconcileRow};
 pub use sales::{EditOutcome, LoadedSale, SaleDraft, SaleLedger, SaleRecords, StockChange};
 
@@ -74,7 +76,9 @@ pub enum CreateOutcome {
 
 /// The record of sales and orders.
 #[async_trait]
-pub trait Ledger: OrderLedger + SaleLedger + GateRecords + ReconcileLog + WorkerLeases + AuditLog + fmt::Debug {
+pub trait Ledger:
+    OrderLedger + SaleLedger + GateRecords + QueueRecords + ReconcileLog + WorkerLeases + AuditLog + fmt::Debug
+{
     /// Checks that the database answers and accepts writes.
     async fn ping(&self) -> Result<()>;
 

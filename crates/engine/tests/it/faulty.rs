@@ -192,6 +192,21 @@ impl GateRecords for Faulty {
 }
 
 #[async_trait]
+impl QueueRecords for Faulty {
+    async fn claim_queue(&self, holder: &str, settings: &QueueSettings) -> Result<QueueClaim> {
+        self.inner.claim_queue(holder, settings).await
+    }
+
+    async fn pass_marker(&self, partition: u16, incarnation: u64) -> Result<()> {
+        self.inner.pass_marker(partition, incarnation).await
+    }
+
+    async fn passed_markers(&self, incarnation: u64) -> Result<u16> {
+        self.inner.passed_markers(incarnation).await
+    }
+}
+
+#[async_trait]
 impl WorkerLeases for Faulty {
     async fn lease_worker(
         &self,

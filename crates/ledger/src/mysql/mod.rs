@@ -19,12 +19,13 @@ const CONNECTIONS: u32 = 12;
 /// Shorter than the server's timeout of idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const MIGRATIONS: [(&str, &str); 5] = [
+const MIGRATIONS: [(&str, &str); 6] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
     ("reconcile", include_str!("migrations/0004_reconcile.sql")),
     ("recovery", include_str!("migrations/0005_recovery.sql")),
+    ("queue", include_str!("migrations/0006_queue.sql")),
 ];
 
 /// Settings of every connection. A node that is suspended or disconnected during a transaction must not lock the sale's row for long, so the

@@ -14,12 +14,13 @@ use crate::{APPLIED, OpenError, check_version, migrator};
 /// The number of connections for writing, and the same number for reading.
 const CONNECTIONS: u32 = 12;
 
-const MIGRATIONS: [(&str, &str); 5] = [
+const MIGRATIONS: [(&str, &str); 6] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
     ("reconcile", include_str!("migrations/0004_reconcile.sql")),
     ("recovery", include_str!("migrations/0005_recovery.sql")),
+    ("queue", include_str!("migrations/0006_queue.sql")),
 ];
 
 fn options(url: &str) -> Result<PgConnectOptions, OpenError> {

@@ -36,12 +36,13 @@ fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
 
-const MIGRATIONS: [(&str, &str); 5] = [
+const MIGRATIONS: [(&str, &str); 6] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
     ("reconcile", include_str!("migrations/0004_reconcile.sql")),
     ("recovery", include_str!("migrations/0005_recovery.sql")),
+    ("queue", include_str!("migrations/0006_queue.sql")),
 ];
 
 fn migrations() -> Migrator {

@@ -14,8 +14,8 @@ async fn incarnation(tx: &mut Tx, lock: &str) -> Result<i64> {
 }
 
 /// The database's integers are signed.
-fn signed(incarnation: u64) -> Result<i64> {
-    i64::try_from(incarnation).map_err(|_| unreadable("an incarnation"))
+pub(super) fn signed(number: u64) -> Result<i64> {
+    i64::try_from(number).map_err(|_| unreadable("a number of the gate or the queue"))
 }
 
 impl Store {

@@ -4,7 +4,7 @@
 //! - `quarantine`: orders whose data the database rejects
 //! - `orders`, `sales`: reading, cancelling and editing; `stock`: top-ups and reductions
 //! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server;
-//!   `fence`: which process may do scheduled work; `reconcile`: what reconciling has found
+//!   `queue`: the record of the queue; `fence`: which process may do scheduled work; `reconcile`: what reconciling has found
 //! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
 //!
 //! Every transaction that changes `live` or `sold` locks the sale's row first. A transaction that conflicts with another one is retried as a
@@ -19,6 +19,7 @@ mod lease;
 mod login;
 mod orders;
 mod quarantine;
+mod queue;
 mod reconcile;
 mod record;
 mod resolve;
@@ -33,7 +34,8 @@ use stampede_core::ids::{IdKind, Lease, WorkerId};
 use stampede_core::ports::{
     Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, Fence, Fenced,
     GateRecord, GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder,
-    RecordOutcome, Result, SaleDraft, SaleLedger, SaleRecords, TransitionOutcome, WorkerLeases,
+    QueueClaim, QueueRecords, QueueSettings, RecordOutcome, Result, SaleDraft, SaleLedger, SaleRecords,
+    TransitionOutcome, WorkerLeases,
 };
 use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
 
@@ -209,6 +211,21 @@ impl GateRecords for Store {
 
     async fn now(&self) -> Result<Timestamp> {
         self.read_clock().await
+    }
+}
+
+#[async_trait]
+impl QueueRecords for Store {
+    async fn claim_queue(&self, holder: &str, settings: &QueueSettings) -> Result<QueueClaim> {
+        retry_conflicts!(self.set_queue(holder, settings))
+    }
+
+    async fn pass_marker(&self, partition: u16, incarnation: u64) -> Result<()> {
+        retry_conflicts!(self.note_marker(partition, incarnation))
+    }
+
+    async fn passed_markers(&self, incarnation: u64) -> Result<u16> {
+        self.count_markers(incarnation).await
     }
 }
 

@@ -14,7 +14,7 @@ macro_rules! suite {
             records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
             cancels_once, cancelled_order_stays_cancelled, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, tops_up_once,
             reduces_once_and_in_two_steps,
-            creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, challenge_has_limited_attempts_and_is_used_once,
+            creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, processes_agree_on_the_queue, challenge_has_limited_attempts_and_is_used_once,
             challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
             quarantine_yields_to_rows_epochs_and_stock, retried_order_keeps_the_epoch_of_its_admission, cancellation_is_never_older_than_its_order,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use stampede_core::ports::{ClaimOutcome, LoadedSale, RecordOutcome, Stores};
+use stampede_core::ids::WorkerId;
+use stampede_core::ports::{ClaimOutcome, LoadedSale, QueueClaim, QueueSettings, RecordOutcome, Stores};
 use stampede_core::{Epoch, RejectReason, SalePhase, Timestamp};
 
 use super::{E1, NOW, batch, order, refused, sale_of, user};
@@ -80,4 +81,51 @@ pub async fn tiers_exclude_each_other(stores: &Stores) {
     assert_eq!(ledger.claim_tier("c", "solo").await.unwrap(), ClaimOutcome::Claimed);
     assert_eq!(incarnation().await, first + 2);
     assert_eq!(ledger.gate_record("").await.unwrap().replication_id, "", "the gate is not open on any server");
+}
+
+/// Processes that run together have the same settings of the queue; the number of partitions changes only with the queue.
+pub async fn processes_agree_on_the_queue(stores: &Stores) {
+    let ledger = &stores.ledger;
+    let lease = async |holder: &str| {
+        ledger.lease_worker(holder, None, Timestamp::from_ms(0), Duration::from_secs(60)).await.unwrap();
+        ledger.claim_tier(holder, "queued").await.unwrap();
+    };
+    let settings = |kind: &str, partitions, accept_within_ms| QueueSettings {
+        kind: kind.to_owned(),
+        partitions,
+        accept_within_ms,
+    };
+    let rabbitmq = settings("rabbitmq", 2, 2000);
+    lease("one").await;
+    let before = ledger.gate_record("").await.unwrap().incarnation;
+    assert_eq!(ledger.claim_queue("one", &rabbitmq).await.unwrap(), QueueClaim::Claimed);
+    assert_eq!(ledger.gate_record("").await.unwrap().incarnation, before, "there was no other queue");
+    let longer = settings("rabbitmq", 2, 3000);
+    assert_eq!(ledger.claim_queue("one", &longer).await.unwrap(), QueueClaim::Claimed, "no other process runs");
+    lease("two").await;
+    assert_eq!(ledger.claim_queue("two", &longer).await.unwrap(), QueueClaim::Claimed);
+    assert_eq!(ledger.claim_queue("two", &rabbitmq).await.unwrap(), QueueClaim::InUse(longer.clone()));
+    let stream = settings("redis-stream", 0, 3000);
+    assert_eq!(ledger.claim_queue("two", &stream).await.unwrap(), QueueClaim::InUse(longer));
+
+    // Markers: each partition once, and an older one changes nothing.
+    assert_eq!(ledger.passed_markers(7).await.unwrap(), 0);
+    ledger.pass_marker(0, 7).await.unwrap();
+    ledger.pass_marker(0, 7).await.unwrap();
+    assert_eq!(ledger.passed_markers(7).await.unwrap(), 1);
+    ledger.pass_marker(1, 8).await.unwrap();
+    ledger.pass_marker(1, 6).await.unwrap();
+    assert_eq!((ledger.passed_markers(7).await.unwrap(), ledger.passed_markers(8).await.unwrap()), (2, 1));
+
+    for holder in ["one", "two"] {
+        for worker in 0..2 {
+            ledger.return_worker(holder, WorkerId(worker), Timestamp::from_ms(0)).await.unwrap();
+        }
+    }
+    let more = settings("rabbitmq", 4, 3000);
+    assert_eq!(ledger.claim_queue("three", &more).await.unwrap(), QueueClaim::OtherPartitions(2));
+    assert_eq!(ledger.claim_queue("three", &stream).await.unwrap(), QueueClaim::Claimed);
+    assert_eq!(ledger.gate_record("").await.unwrap().incarnation, before + 1, "the gate is rebuilt");
+    assert_eq!(ledger.claim_queue("three", &more).await.unwrap(), QueueClaim::Claimed);
+    assert_eq!(ledger.passed_markers(1).await.unwrap(), 0, "new partitions");
 }
