@@ -14,7 +14,8 @@ END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs %/clust
 
 help:
 	@echo "make run              build and serve the tier solo with demo data on http://127.0.0.1:8080/"
-	@echo "make demo             two nodes of the tier shared with demo data, a private PostgreSQL and a private Redis; Ctrl-C stops them"
+	@echo "make demo             two nodes of the tier shared with demo data, a private PostgreSQL and a private Redis; Ctrl-C stops them;"
+	@echo "                      TIER=queued QUEUE=rabbitmq: another tier, another queue"
 	@echo "make test             format, lints, documentation and all tests with few repetitions (installs missing servers)"
 	@echo "make lint             format, lints and documentation only"
 	@echo "make soak             all tests with full repetitions, release build (up to an hour)"
@@ -28,7 +29,7 @@ run:
 	$(CARGO) run --profile quick --locked -p stampede-cli -- serve --demo
 
 demo:
-	$(CARGO) run --profile quick --locked -p stampede-cli -- demo $(if $(TIER),--tier $(TIER))
+	$(CARGO) run --profile quick --locked -p stampede-cli -- demo $(if $(TIER),--tier $(TIER)) $(if $(QUEUE),--queue $(QUEUE))
 
 lint:
 	$(CARGO) fmt --all --check
@@ -48,7 +49,7 @@ chaos:
 	CARGO_PROFILE_RELEASE_LTO=off CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
 
 bench:
-	$(CARGO) run --release --locked -p stampede-cli -- bench $(if $(TIER),--tier $(TIER)) --report target/bench
+	$(CARGO) run --release --locked -p stampede-cli -- bench $(if $(TIER),--tier $(TIER)) $(if $(QUEUE),--queue $(QUEUE)) --report target/bench
 
 deps:
 	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny

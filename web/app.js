@@ -5,6 +5,7 @@ const WORDS = {
     codeSent: 'We have sent you a code.', solving: 'One moment…', demoCode: (code) => `Demo mode, your code is ${code}.`,
     loginFirst: 'Please log in first.',
     buy: 'Buy', buying: 'Buying…', bought: 'It is yours!', already: 'You already have it.',
+    accepted: 'Accepted. Your order is being processed.', notBought: 'The order could not be completed.',
     retrying: (s) => `Busy. Trying again in ${s} s…`,
     worth: 'worth', left: (n, of) => `${n} of ${of} left`,
     begins: (time) => `Begins in ${time}`, ends: (time) => `Ends in ${time}`, days: (n) => `${n} d `,
@@ -23,6 +24,7 @@ const WORDS = {
     codeSent: '验证码已发送。', solving: '请稍候…', demoCode: (code) => `演示模式，您的验证码是 ${code}。`,
     loginFirst: '请先登录。',
     buy: '抢购', buying: '抢购中…', bought: '抢到了！', already: '您已经抢到了。',
+    accepted: '已受理，订单正在处理。', notBought: '订单未能完成。',
     retrying: (s) => `当前人多，${s} 秒后自动重试…`,
     worth: '价值', left: (n, of) => `剩余 ${n} / ${of}`,
     begins: (time) => `距开始 ${time}`, ends: (time) => `距结束 ${time}`, days: (n) => `${n} 天 `,
@@ -41,6 +43,7 @@ const POLL_MS = 2_000;
 const POLL_MAX_MS = 10_000;
 const TIMEOUT_MS = 10_000;
 const BUY_RETRIES = 3;
+const FOLLOW_TRIES = 120; // about a minute and a half
 const MAX_RETRY_AFTER_S = 30; // after a longer wait the buyer decides whether to retry
 
 const $ = (id) => document.getElementById(id);
@@ -163,7 +166,9 @@ async function loadMine() {
 function upsertOrder(order) {
   orders ??= new Map();
   const known = orders.get(order.id);
-  if (!known || Date.parse(order.updated_at) >= Date.parse(known.updated_at)) orders.set(order.id, order);
+  // An order that is not recorded yet has no time.
+  const isNewer = !known?.updated_at || Date.parse(order.updated_at) >= Date.parse(known.updated_at);
+  if (isNewer) orders.set(order.id, order);
 }
 
 // ---- Actions
@@ -181,6 +186,7 @@ async function buy(sale) {
     const order = await buyWithRetries(sale, buyer);
     if (token !== buyer) return;
     upsertOrder(order);
+    if (order.status === 'pending') return follow(order, buyer);
     toast(order.already ? t.already : t.bought);
     loadMine();
   } catch (error) {
@@ -190,6 +196,27 @@ async function buy(sale) {
     render();
     // A disabled button loses the focus; restore it unless another element has it.
     if (document.activeElement === document.body) cards.get(sale.id)?.querySelector('.buy').focus();
+  }
+}
+
+/** Follows an order that is accepted and not recorded yet. It is not in the list of orders before that. */
+async function follow(order, buyer) {
+  toast(t.accepted);
+  for (let tries = 0; tries < FOLLOW_TRIES; tries++) {
+    await sleep(500 + Math.random() * 500); // jitter, so that clients do not ask at the same moment
+    if (token !== buyer) return;
+    let current;
+    try {
+      current = await api('GET', `${path('orders', order.id)}?sale=${encodeURIComponent(order.sale_id)}`);
+    } catch {
+      continue; // asked again
+    }
+    if (token !== buyer) return;
+    upsertOrder(current);
+    render();
+    if (current.status === 'pending') continue;
+    toast(['rejected', 'cancelled'].includes(current.status) ? t.notBought : t.bought);
+    return loadMine();
   }
 }
 

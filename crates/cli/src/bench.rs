@@ -22,8 +22,8 @@ use stampede_proof::servers::Server;
 use stampede_proof::system::{LateConsumer, Node, System};
 
 use crate::admin_token::AdminTokenSource;
-use crate::private_servers::{NodeCommand, PrivateDatabase, start_redis};
-use crate::settings::Tier;
+use crate::private_servers::{NodeCommand, PrivateDatabase, start_rabbitmq, start_redis};
+use crate::settings::{QueueKind, Tier};
 
 #[derive(Debug, Args)]
 pub struct Bench {
@@ -50,6 +50,14 @@ pub struct Bench {
     /// The Redis of the tier shared [default: a private one that syncs its append-only file once a second]
     #[arg(long, value_name = "URL", conflicts_with = "target")]
     redis: Option<String>,
+
+    /// The queue of the tiers queued and shielded
+    #[arg(long, value_enum, default_value_t = QueueKind::RedisStream, conflicts_with = "target")]
+    queue: QueueKind,
+
+    /// The RabbitMQ of --queue rabbitmq [default: a private one]
+    #[arg(long, value_name = "URL", conflicts_with = "target")]
+    amqp: Option<String>,
 
     /// Start a private MariaDB or PostgreSQL for this run, and a private Redis for the tier shared; they must be installed
     #[arg(long)]
@@ -153,6 +161,9 @@ impl Bench {
         }
         if self.no_consumers && !self.tier.has_queue() {
             bail!("--no-consumers is for the tiers queued and shielded");
+        }
+        if self.queue == QueueKind::RabbitMq && !self.tier.has_queue() {
+            bail!("--queue is for the tiers queued and shielded");
         }
         if !(0.01..=3600.0).contains(&self.seconds) {
             bail!("--seconds must be between 0.01 and 3600");
@@ -258,10 +269,23 @@ impl Bench {
                 Some(url)
             }
         };
+        let amqp = match (self.queue, &self.amqp) {
+            (QueueKind::RedisStream, None) => None,
+            (QueueKind::RedisStream, Some(_)) => bail!("--amqp is for --queue rabbitmq"),
+            (QueueKind::RabbitMq, Some(url)) => Some(url.clone()),
+            (QueueKind::RabbitMq, None) => {
+                let (server, url) = start_rabbitmq()?;
+                servers.push(server);
+                Some(url)
+            }
+        };
         let token = format!("{:032x}", rand::rng().random::<u128>());
         let process = |name: String| {
             let mut node = node_command(data.join(name), &token)?.arg("--tier", self.tier.as_str());
-            for (name, value) in [("--database", &url), ("--redis", &redis)] {
+            if self.tier.has_queue() {
+                node = node.arg("--queue", self.queue.as_str());
+            }
+            for (name, value) in [("--database", &url), ("--redis", &redis), ("--amqp", &amqp)] {
                 if let Some(value) = value {
                     node = node.arg(name, value);
                 }

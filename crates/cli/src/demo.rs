@@ -8,14 +8,18 @@ use clap::Args;
 use stampede_proof::system::Node;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::private_servers::{NodeCommand, PrivateDatabase, start_redis};
-use crate::settings::Tier;
+use crate::private_servers::{NodeCommand, PrivateDatabase, start_rabbitmq, start_redis};
+use crate::settings::{QueueKind, Tier};
 
 #[derive(Debug, Args)]
 pub struct Demo {
     /// The tier: solo, or shared or queued with a private PostgreSQL and Redis
     #[arg(long, value_enum, default_value_t = Tier::Shared)]
     tier: Tier,
+
+    /// The queue of the tiers queued and shielded; for rabbitmq a private RabbitMQ is started
+    #[arg(long, value_enum, default_value_t = QueueKind::RedisStream)]
+    queue: QueueKind,
 
     /// Number of nodes; the tier solo has one [default: 2]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=16))]
@@ -42,7 +46,10 @@ impl Demo {
         let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let directory = tempfile::Builder::new().prefix("stampede-demo-").tempdir()?;
         let command = |n: u16| NodeCommand::new(directory.path().join(format!("node-{n}")));
-        let (mut servers, mut urls) = (Vec::new(), None);
+        let (mut servers, mut urls, mut amqp) = (Vec::new(), None, None);
+        if self.queue == QueueKind::RabbitMq && !self.tier.has_queue() {
+            bail!("--queue is for the tiers queued and shielded");
+        }
         if self.tier.has_redis() {
             writeln!(std::io::stdout(), "starting PostgreSQL and Redis")?;
             let (database, database_url) = PrivateDatabase::Postgres.start()?;
@@ -50,11 +57,20 @@ impl Demo {
             servers.extend([database, redis]);
             urls = Some((database_url, redis_url));
         }
+        if self.queue == QueueKind::RabbitMq {
+            writeln!(std::io::stdout(), "starting RabbitMQ")?;
+            let (broker, url) = start_rabbitmq()?;
+            servers.push(broker);
+            amqp = Some(url);
+        }
         let mut nodes = Vec::new();
         for n in 0..count {
             let mut command = command(n)?.flag("--demo").arg("--tier", self.tier.as_str());
             if let Some((database, redis)) = &urls {
                 command = command.arg("--database", database).arg("--redis", redis);
+            }
+            if let Some(url) = &amqp {
+                command = command.arg("--queue", self.queue.as_str()).arg("--amqp", url);
             }
             let port = self.port.checked_add(n).context("--port is too high")?;
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));

@@ -3,7 +3,7 @@
 //! - [`serve`]: the server; [`work`]: a consumer of the queue without a server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
 //! - [`sender`], [`webhook`]: deliver login codes; [`alerts`]: delivers alerts
 //! - [`mod@bench`]: the load test; [`check`]: checks the invariants
-//! - [`quarantine`]: orders that could not be recorded; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
+//! - [`quarantine`]: orders that could not be recorded; [`dead_letters`]: messages that could not be read; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
 //!   [`admin_client`]: calls a running server for them
 //! - [`migrate`]: migrates the database
 //! - [`config`]: shows or checks the settings; [`completions`]: shell completions
@@ -20,6 +20,7 @@ mod check;
 mod completions;
 mod config;
 mod data_dir;
+mod dead_letters;
 mod demo;
 mod demo_data;
 mod descriptors;
@@ -96,6 +97,10 @@ enum Command {
     ///
     /// Such orders keep their stock until an operator acts. The command calls a running server.
     Quarantine(quarantine::Quarantine),
+    /// List, show, retry or discard messages of the queue that could not be read
+    ///
+    /// The command calls a running server.
+    DeadLetters(dead_letters::DeadLetters),
     /// Compare the gate with the database and repair what differs
     ///
     /// Only for tiers with a gate in Redis; every node does the same at intervals. A difference counts if it is found twice, a few
@@ -126,6 +131,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Check(command) => Ok(command.run()),
         Command::Quarantine(command) => command.run().map(success),
+        Command::DeadLetters(command) => command.run().map(success),
         Command::Reconcile(command) => command.run(),
         Command::Rebuild(command) => command.run().map(success),
         Command::Config(command) => command.run().map(success),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, anyhow};
-use stampede_proof::servers::{Server, mariadb, postgres, redis};
+use stampede_proof::servers::{Server, mariadb, postgres, rabbitmq, redis};
 
 /// The kinds of databases that can be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,13 @@ impl PrivateDatabase {
 pub fn start_redis() -> anyhow::Result<(Server, String)> {
     let server = or_not_installed(redis::start(), "Redis", "redis-server")?;
     let url = redis::url(server.port());
+    Ok((server, url))
+}
+
+/// Starts a RabbitMQ, and returns it with its URL.
+pub fn start_rabbitmq() -> anyhow::Result<(Server, String)> {
+    let server = or_not_installed(rabbitmq::start(), "RabbitMQ", "rabbitmq-server")?;
+    let url = rabbitmq::url(server.port());
     Ok((server, url))
 }
 

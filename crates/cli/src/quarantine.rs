@@ -87,7 +87,7 @@ async fn list(server: &AdminClient) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(server: &AdminClient, body: &Value) -> anyhow::Result<()> {
+pub fn show(server: &AdminClient, body: &Value) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match body {
         Value::Object(members) if !server.json => {

@@ -12,6 +12,7 @@ use stampede_core::SystemClock;
 use stampede_engine::{AlertConfig, Engine, Sender};
 use stampede_http::{App, Config, HttpService, Surface, serve};
 use stampede_ledger::Database;
+use stampede_queue::rabbitmq;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -220,6 +221,8 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter =
         EnvFilter::try_new(&log.level).with_context(|| format!("log.level: {:?} is not a level", log.level))?;
+    let filter =
+        filter.add_directive(rabbitmq::LOG_DIRECTIVE.parse().context("the log filter of the broker's client")?);
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

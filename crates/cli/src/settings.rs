@@ -12,12 +12,14 @@ use config::{Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_core::Phone;
 use stampede_engine::{
-    AlertConfig, AnswerAfter, AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, QueuedConfig, ReconcileConfig,
-    RedisTierConfig, SendBudgets, SessionKeys, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
+    AlertConfig, AnswerAfter, AuthConfig, CacheConfig, Config as EngineConfig, IdConfig, QueueConfig, QueuedConfig,
+    RabbitMqConfig, ReconcileConfig, RedisTierConfig, SendBudgets, SessionKeys, ShieldConfig, SoloConfig, StreamConfig,
+    TierConfig, Transport,
 };
 use stampede_http::tls::Certificate;
 use stampede_http::{HeaderValue, Network, Role, ServerConfig};
 use stampede_ledger::Database;
+use stampede_queue::rabbitmq;
 use stampede_redis::{Client, Servers, Tls, TlsFiles};
 
 use crate::redact::{SecretUrl, without_credentials};
@@ -57,13 +59,17 @@ pub struct ServeFlags {
     #[arg(long, value_name = "TIER")]
     tier: Option<String>,
 
-    /// The queue of the tier queued: redis-stream [default: redis-stream]
+    /// The queue of the tiers queued and shielded: redis-stream, or rabbitmq, which needs --amqp [default: redis-stream]
     #[arg(long, value_name = "QUEUE")]
     queue: Option<String>,
 
     /// The Redis server of the gate, for the tiers shared and queued: redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// for TLS
     #[arg(long, value_name = "URL")]
     redis: Option<String>,
+
+    /// The RabbitMQ of the queue: amqp://USER:PASSWORD@HOST:PORT/VHOST, or amqps:// for TLS
+    #[arg(long, value_name = "URL")]
+    amqp: Option<String>,
 
     /// The address for buyers [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR")]
@@ -104,10 +110,29 @@ impl Tier {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-enum QueueKind {
+pub enum QueueKind {
     RedisStream,
+    #[serde(rename = "rabbitmq")]
+    #[value(name = "rabbitmq")]
+    RabbitMq,
+}
+
+impl QueueKind {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::RedisStream => "redis-stream",
+            Self::RabbitMq => "rabbitmq",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum QueueTypeSetting {
+    Classic,
+    Quorum,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -173,6 +198,7 @@ pub struct Settings {
     pub allow_load_test: bool,
     redis: Redis,
     queue: Queue,
+    rabbitmq: RabbitMqSettings,
     shield: Shield,
     pub admin: Admin,
     http: Http,
@@ -206,6 +232,22 @@ struct Queue {
     consume: bool,
     allow_without_aof: bool,
     max_batches: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RabbitMqSettings {
+    url: SecretUrl,
+    tls_ca: String,
+    tls_certificate: String,
+    tls_key: String,
+    partitions: u16,
+    queue_type: QueueTypeSetting,
+    mandatory: bool,
+    prefetch: u16,
+    max_in_flight: usize,
+    connect_timeout_ms: u64,
+    heartbeat_ms: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -370,6 +412,7 @@ pub fn merge(flags: &Flags, serve: &ServeFlags) -> anyhow::Result<config::Config
         ("tier", serve.tier.clone()),
         ("queue.kind", serve.queue.clone()),
         ("redis.url", serve.redis.clone()),
+        ("rabbitmq.url", serve.amqp.clone()),
         ("listen", serve.listen.clone()),
         ("admin_listen", serve.admin_listen.clone()),
     ];
@@ -398,6 +441,10 @@ impl Settings {
             ("queue.accept_within_ms", self.queue.accept_within_ms),
             ("shield.expiry_ms", self.shield.expiry_ms),
             ("shield.max_buyers", self.shield.max_buyers.into()),
+            ("rabbitmq.partitions", self.rabbitmq.partitions.into()),
+            ("rabbitmq.prefetch", self.rabbitmq.prefetch.into()),
+            ("rabbitmq.max_in_flight", self.rabbitmq.max_in_flight as u64),
+            ("rabbitmq.connect_timeout_ms", self.rabbitmq.connect_timeout_ms),
             ("queue.max_batches", self.queue.max_batches.into()),
             ("http.max_connections", self.http.max_connections as u64),
             ("http.max_connections_per_address", self.http.max_connections_per_address as u64),
@@ -442,6 +489,12 @@ impl Settings {
         ];
         if self.buy.max_batch > 4096 {
             bail!("invalid settings: buy.max_batch must be at most 4096");
+        }
+        if self.rabbitmq.partitions > rabbitmq::MAX_PARTITIONS {
+            bail!("invalid settings: rabbitmq.partitions must be at most {}", rabbitmq::MAX_PARTITIONS);
+        }
+        if self.rabbitmq.heartbeat_ms < 1000 {
+            bail!("invalid settings: rabbitmq.heartbeat_ms must be at least 1000");
         }
         if self.login.code_ttl_ms > DAY_MS {
             bail!("invalid settings: login.code_ttl_ms must be at most {DAY_MS}");
@@ -611,7 +664,8 @@ impl Settings {
                 let Shield { expiry_ms, max_buyers } = self.shield;
                 let shield = ShieldConfig { expiry: Duration::from_millis(expiry_ms), max_buyers };
                 let shield = (self.tier == Tier::Shielded).then_some(shield);
-                Ok(TierConfig::Queued(QueuedConfig { redis: self.redis_tier()?, queue: self.stream()?, shield }))
+                let (redis, queue, transport) = (self.redis_tier()?, self.queue(), self.transport()?);
+                Ok(TierConfig::Queued(QueuedConfig { redis, queue, transport, shield }))
             }
         }
     }
@@ -638,23 +692,66 @@ impl Settings {
         })
     }
 
-    fn stream(&self) -> anyhow::Result<StreamConfig> {
-        let Queue {
-            kind: QueueKind::RedisStream,
-            answer_after,
-            accept_within_ms,
-            consume,
-            allow_without_aof,
-            max_batches,
-        } = self.queue;
-        Ok(StreamConfig {
-            redis: self.redis()?,
+    fn queue(&self) -> QueueConfig {
+        let Queue { answer_after, accept_within_ms, consume, max_batches, .. } = self.queue;
+        QueueConfig {
             accept_within: Duration::from_millis(accept_within_ms),
             answer_after: answer_after.into(),
             consume,
-            allow_without_aof,
             max_batches,
-        })
+        }
+    }
+
+    fn transport(&self) -> anyhow::Result<Transport> {
+        match self.queue.kind {
+            QueueKind::RedisStream => {
+                let allow_without_aof = self.queue.allow_without_aof;
+                Ok(Transport::RedisStream(StreamConfig { redis: self.redis()?, allow_without_aof }))
+            }
+            QueueKind::RabbitMq => Ok(Transport::RabbitMq(Box::new(self.rabbitmq()?))),
+        }
+    }
+
+    /// Nothing is sent.
+    fn rabbitmq(&self) -> anyhow::Result<RabbitMqConfig> {
+        let RabbitMqSettings { url, partitions, queue_type, mandatory, prefetch, max_in_flight, .. } = &self.rabbitmq;
+        if url.expose().is_empty() {
+            bail!("queue.kind = \"rabbitmq\" needs a broker: set --amqp, such as amqp://127.0.0.1:5672");
+        }
+        // The error does not repeat the URL.
+        let address = url.expose().parse().context("rabbitmq.url")?;
+        let broker = rabbitmq::Config {
+            tls: self.rabbitmq_tls()?,
+            partitions: *partitions,
+            queue_type: match queue_type {
+                QueueTypeSetting::Classic => rabbitmq::QueueType::Classic,
+                QueueTypeSetting::Quorum => rabbitmq::QueueType::Quorum,
+            },
+            mandatory: *mandatory,
+            max_in_flight: *max_in_flight,
+            connect_timeout: Duration::from_millis(self.rabbitmq.connect_timeout_ms),
+            // A later confirm is of no use.
+            confirm_timeout: Duration::from_millis(self.queue.accept_within_ms),
+            heartbeat: Duration::from_millis(self.rabbitmq.heartbeat_ms),
+            ..rabbitmq::Config::new(address, "")
+        };
+        Ok(RabbitMqConfig { broker, prefetch: *prefetch })
+    }
+
+    /// Reads the certificates for RabbitMQ; `None` without TLS.
+    fn rabbitmq_tls(&self) -> anyhow::Result<Option<rabbitmq::Tls>> {
+        let RabbitMqSettings { url, tls_ca, tls_certificate, tls_key, .. } = &self.rabbitmq;
+        let file = |path: &str| (!path.is_empty()).then(|| path.into());
+        let files = rabbitmq::TlsFiles { ca: file(tls_ca), certificate: file(tls_certificate), key: file(tls_key) };
+        if url.expose().starts_with("amqps://") {
+            return Ok(Some(files.read().context("the TLS files of [rabbitmq]")?));
+        }
+        if files != rabbitmq::TlsFiles::default() {
+            bail!(
+                "rabbitmq.tls_ca, rabbitmq.tls_certificate and rabbitmq.tls_key need a rabbitmq.url that begins with amqps://"
+            );
+        }
+        Ok(None)
     }
 
     /// The settings of a process that records orders and serves no buyers.

@@ -15,6 +15,9 @@ pub const BUYING: [&str; 5] = ["buy.admitted", "record.begin", "record.inserted"
 pub const SERVER_GATE: [&str; 5] =
     ["outbox.settle", "rebuild.begun", "rebuild.closed", "rebuild.loading", "rebuild.opened"];
 
+/// The failpoints of a queue in a broker: a batch is confirmed and its buyers are not answered; deliveries are recorded and not acknowledged.
+pub const BROKER: [&str; 2] = ["queue.published", "queue.ack"];
+
 /// Between the ledger's commit and the change of the gate: a sale was created; a sale was edited; the ledger's cap of a sale was lowered.
 /// `reduce.gate`: the gate has a lower cap, and the ledger's total is not reduced yet.
 pub const EDITING: [&str; 4] = ["sale.created", "sale.edited", "reduce.ledger", "reduce.gate"];
@@ -58,7 +61,7 @@ mod enabled {
     }
 
     fn is_failpoint(name: &str) -> bool {
-        [&super::BUYING[..], &super::SERVER_GATE, &super::EDITING].concat().contains(&name)
+        [&super::BUYING[..], &super::SERVER_GATE, &super::BROKER, &super::EDITING].concat().contains(&name)
     }
 
     fn parse(text: &str) -> Option<(String, Point)> {

@@ -46,6 +46,8 @@ pub enum StartError {
     OtherTier { tier: &'static str, other: String },
     #[error("cannot start: {0}")]
     Redis(String),
+    #[error("cannot start: {0}")]
+    Queue(String),
     #[error(
         "cannot start with ids = \"snowflake\": this database has ids from the counter in Redis, which later snowflakes could repeat; \
          set ids = \"redis\""

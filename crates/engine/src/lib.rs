@@ -4,7 +4,7 @@
 //! - `buy`: a request to buy, from the guard of its buyer to the answer
 //! - `tier`: how an order gets to the ledger; `tier/solo`: gate in this process; `tier/redis`: gate in Redis, for `shared` and what is built on it; `tier/queued`: and a queue; `tier/shielded`: and a shield
 //! - `batcher`: batches requests, without a timer; `recording`: records a batch until the outcome of each order is known
-//! - `sales`, `shops`, `orders`, `quarantine`: the other requests; `reduction`: the second step of taking stock away; `sale_index`, `catalogue_cache`: what they read
+//! - `sales`, `shops`, `orders`, `quarantine`, `dead_letters`: the other requests; `reduction`: the second step of taking stock away; `sale_index`, `catalogue_cache`: what they read
 //! - `login`: login by code; `auth`: sessions and accounts; `sessions`: the cache of sessions; `shared_sessions`: sessions in Redis; `token`: the token of a session
 //! - `send_budget`: how many login codes may be sent; `proof_of_work`: the puzzle before a code
 //! - `ids`: snowflakes, or numbers of a counter in Redis
@@ -18,6 +18,7 @@ mod auth;
 mod batcher;
 mod buy;
 mod catalogue_cache;
+mod dead_letters;
 mod engine;
 mod error;
 mod ids;
@@ -54,7 +55,9 @@ pub use proof_of_work::{Puzzle, Solution};
 pub use reconcile::{ReconcileReport, Reconciled};
 pub use sales::SaleView;
 pub use send_budget::SendBudgets;
+pub use stampede_queue::{DeadLetter, DeadLetterId};
 pub use tier::{
-    AnswerAfter, QueuedConfig, ReconcileConfig, RedisTierConfig, ShieldConfig, SoloConfig, StreamConfig, TierConfig,
+    AnswerAfter, QueueConfig, QueuedConfig, RabbitMqConfig, ReconcileConfig, RedisTierConfig, ShieldConfig, SoloConfig,
+    StreamConfig, TierConfig, Transport,
 };
 pub use token::SessionKeys;

@@ -55,6 +55,11 @@ impl Engine {
         self.sale_index.newest(before).into_iter().take(limit).map(|sale| self.view(sale, now)).collect()
     }
 
+    /// How many messages of all sales wait in a queue outside the gate; `None` in tiers without one.
+    pub async fn queue_depth(&self) -> Result<Option<u64>, Error> {
+        self.tier.queue_depth().await
+    }
+
     /// The state of a sale in the gate, and a digest over its marks.
     pub async fn gate_snapshot(&self, id: SaleId) -> Result<(Snapshot, u64), Error> {
         self.tier.gate().digest(id).await?.ok_or(Error::Refused(Refusal::NoSuchSale))

@@ -1,6 +1,7 @@
 //! What administrators do. Every change is in the audit log before it is made.
 
 pub(crate) mod audit;
+pub(crate) mod dead_letters;
 pub(crate) mod gate;
 pub(crate) mod quarantine;
 pub(crate) mod reconcile;

@@ -77,6 +77,10 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(admin::quarantine::one),
             routes!(admin::quarantine::retry),
             routes!(admin::quarantine::discard),
+            routes!(admin::dead_letters::list),
+            routes!(admin::dead_letters::one),
+            routes!(admin::dead_letters::retry),
+            routes!(admin::dead_letters::discard),
             routes!(admin::reconcile::log, admin::reconcile::run),
             routes!(admin::reconcile::rebuild),
         ]);

@@ -261,7 +261,7 @@ impl System {
         let body = match self.call_at(node, &path, None).await {
             Ok(reply) => reply.json(),
             Err(SystemError::Refused { status: 404, .. }) => {
-                return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0, outbox: None });
+                return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0, outbox: None, queue: None });
             }
             Err(error) => return Err(error),
         };
@@ -269,8 +269,9 @@ impl System {
         let digest = u64::from_str_radix(&digest, 16).map_err(|_| unexpected(&path))?;
         let (cap, marks) = (number(&body, "cap", &path)?, number(&body, "marks", &path)?);
         let view = Some(GateView { cap, marks, digest, owners: None });
-        let (waiting, outbox) = (number(&body, "waiting", &path)?, field(&body, "outbox", &path)?.as_u64());
-        Ok(NodeGate { node: node.to_string(), view, waiting, outbox })
+        let waiting = number(&body, "waiting", &path)?;
+        let (outbox, queue) = (field(&body, "outbox", &path)?.as_u64(), field(&body, "queue", &path)?.as_u64());
+        Ok(NodeGate { node: node.to_string(), view, waiting, outbox, queue })
     }
 
     /// Reads the marks of a gate. Each page is consistent, the pages together are not.
@@ -335,7 +336,10 @@ impl System {
                 }
             }
         }
-        let backlog = Backlog { outbox: gates.iter().filter_map(|gate| gate.outbox).max(), queue: None };
+        let backlog = Backlog {
+            outbox: gates.iter().filter_map(|gate| gate.outbox).max(),
+            queue: gates.iter().filter_map(|gate| gate.queue).max(),
+        };
         Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates, backlog })
     }
 

@@ -1,6 +1,7 @@
 //! The queue between gate and ledger: batches of admitted orders are published with a confirm, and consumers record them.
 //!
 //! - [`OrderQueue`], [`Consumer`]: the interface, and the rules that every queue keeps
+//! - [`DeadLetter`]: a message that could not be read, as operators see it
 //! - [`QueueError`]: why a call failed, and whether the message may be in the queue all the same
 //! - [`message`]: the format of a message
 //! - [`rabbitmq`]: the queue on RabbitMQ
@@ -21,6 +22,7 @@
 #![warn(missing_docs)]
 
 mod backoff;
+mod dead_letter;
 mod error;
 pub mod message;
 pub mod rabbitmq;
@@ -31,6 +33,7 @@ use async_trait::async_trait;
 use stampede_core::ports::Admitted;
 use stampede_core::{Epoch, SaleId};
 
+pub use dead_letter::{DeadLetter, DeadLetterId, InvalidDeadLetterId};
 pub use error::QueueError;
 pub use message::DecodeError;
 
@@ -107,6 +110,15 @@ pub trait OrderQueue: Send + Sync + fmt::Debug {
 
     /// Stores bytes that cannot be decoded in the dead-letter queue. Returns when the broker has confirmed it.
     async fn dead_letter(&self, bytes: &[u8], reason: &str) -> Result<(), QueueError>;
+
+    /// The oldest dead letters, at most `limit`. They stay where they are; meanwhile other calls may not find them.
+    async fn dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>, QueueError>;
+
+    /// Publishes a dead letter to the queue again and removes it. Returns whether there was one. After an error it may be in both.
+    async fn retry_dead_letter(&self, id: DeadLetterId) -> Result<bool, QueueError>;
+
+    /// Removes a dead letter. Returns whether there was one.
+    async fn discard_dead_letter(&self, id: DeadLetterId) -> Result<bool, QueueError>;
 
     /// How many messages wait.
     async fn depth(&self) -> Result<Depth, QueueError>;

@@ -32,7 +32,7 @@ pub async fn execute(kind: Kind, storage: &Storage, sql: &str) {
 }
 
 /// Makes the database reject the orders of one user with a data error.
-fn reject_orders_of(kind: Kind, user: UserId) -> String {
+pub fn reject_orders_of(kind: Kind, user: UserId) -> String {
     match kind {
         Kind::Sqlite => format!(
             "CREATE TRIGGER rejecting BEFORE INSERT ON orders WHEN NEW.user_id = {user} AND NEW.live = 1
@@ -51,7 +51,7 @@ fn reject_orders_of(kind: Kind, user: UserId) -> String {
     }
 }
 
-fn accept_orders_again(kind: Kind) -> &'static str {
+pub fn accept_orders_again(kind: Kind) -> &'static str {
     if kind == Kind::Postgres { "DROP TRIGGER rejecting ON orders" } else { "DROP TRIGGER rejecting" }
 }
 
@@ -59,7 +59,7 @@ async fn buy(shop: &Shop, sale: impl std::fmt::Display, buyer: &Buyer) -> Reply 
     shop.client().await.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap()
 }
 
-async fn quarantine(shop: &Shop) -> Vec<Value> {
+pub async fn quarantine(shop: &Shop) -> Vec<Value> {
     let list = shop.client().await.get("/admin/v1/quarantine", TOKEN).await.unwrap();
     assert_eq!(list.status, 200);
     list.json()["orders"].as_array().unwrap().clone()

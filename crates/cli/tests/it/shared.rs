@@ -218,9 +218,16 @@ async fn cancelled_orders_can_be_bought_again(kind: Kind) {
     assert_eq!(nodes.verify(&history, sale).await, 0, "every order was cancelled");
 }
 
-/// A node dies at a failpoint while buyers try on all nodes. The others settle what it has left, and the sale goes on.
-async fn survives_a_node_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) {
-    let nodes = Nodes::start(kind, 1);
+/// Rounds in which a process dies at a failpoint while buyers try on it and on the first node, until `wanted` of them have died. `dying`
+/// changes the command of that process; a process for which `is_idle` holds after the load is not waited for any longer; `recover` then
+/// starts what is needed to go on.
+pub async fn survives_processes_that_die<T>(
+    nodes: &Nodes,
+    (failpoint, wanted): (&str, u64),
+    dying: impl Fn(Command) -> Command,
+    is_idle: impl AsyncFn(SaleId) -> bool,
+    recover: impl AsyncFn(&Arc<Recorder>, SaleId, &[Buyer]) -> T,
+) {
     let everyone = nodes.shops[0].log_in(0, 60).await;
     let mut died = 0;
     for seed in 0.. {
@@ -230,20 +237,33 @@ async fn survives_a_node_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) 
         assert!(seed < 4 * wanted + 10, "the failpoint is hardly ever reached");
         let mut rng = StdRng::seed_from_u64(seed);
         let storage = Storage::with(Some(nodes.storages[0].url()));
-        let mut dying = node(&storage, &nodes.redis);
-        dying.env("STAMPEDE_FAILPOINTS", format!("{failpoint}=abort@{}", rng.random_range(1..3)));
-        let mut dying = Shop::run(dying);
+        let mut command = dying(nodes.node(&storage));
+        command.env("STAMPEDE_FAILPOINTS", format!("{failpoint}=abort@{}", rng.random_range(1..3)));
+        let mut process = Shop::run(command);
         let sale = nodes.create_sale(30).await;
-        dying.wait_for_sale(sale).await;
+        process.wait_for_sale(sale).await;
         let history = Arc::new(Recorder::default());
-        eprintln!("{kind:?}, {failpoint}, seed {seed}");
-        storm(&[nodes.shops[0].address, dying.address], &history, sale, &everyone, 2).await;
+        eprintln!("{failpoint}, seed {seed}");
+        storm(&[nodes.shops[0].address, process.address], &history, sale, &everyone, 2).await;
+        let mut is_dead = false;
+        until("the process has died, or has nothing left to do", async || {
+            is_dead = process.process.try_wait().unwrap().is_some();
+            is_dead || is_idle(sale).await
+        })
+        .await;
         // A round in which the failpoint was not reached often enough does not count.
-        died += u64::from(dying.process.try_wait().unwrap().is_some());
-        drop(dying);
-        // What the node has left is settled by the other one.
+        died += u64::from(is_dead);
+        drop(process);
+        let _recovered = recover(&history, sale, &everyone).await;
         assert_eq!(nodes.verify(&history, sale).await, 30, "the sale continues until it is sold out");
     }
+}
+
+/// A node dies at a failpoint while buyers try on all nodes. The others settle what it has left, and the sale goes on.
+async fn survives_a_node_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) {
+    let nodes = Nodes::start(kind, 1);
+    let (is_idle, recover) = (async |_| true, async |_: &Arc<Recorder>, _: SaleId, _: &[Buyer]| ());
+    survives_processes_that_die(&nodes, (failpoint, wanted), |command| command, is_idle, recover).await;
 }
 
 async fn survives_a_node_that_dies_after_the_admission(kind: Kind) {

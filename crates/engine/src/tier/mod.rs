@@ -23,6 +23,7 @@ use stampede_core::ports::{Decision, Gate, Ledger, LedgerError};
 use stampede_core::{Clock, Order, OrderId, Refusal, Sale, SaleId, Timestamp, UserId};
 use stampede_limit::Counters;
 use stampede_lock::Locks;
+use stampede_queue::{DeadLetter, DeadLetterId};
 
 use crate::alerts::Alerts;
 use crate::auth::CachedSession;
@@ -38,7 +39,7 @@ use crate::shared_sessions::SharedSessions;
 pub(crate) use self::redis::gate_record;
 pub use self::redis::{ReconcileConfig, RedisTierConfig};
 pub(crate) use queued::outcomes::OrderWait;
-pub use queued::{AnswerAfter, QueuedConfig, StreamConfig};
+pub use queued::{AnswerAfter, QueueConfig, QueuedConfig, RabbitMqConfig, StreamConfig, Transport};
 pub use shielded::ShieldConfig;
 pub use solo::SoloConfig;
 
@@ -68,7 +69,19 @@ enum Delivery {
     /// The node that admitted them records them, before it answers the buyers.
     Commit,
     /// Consumers read them from the outbox.
-    Stream(StreamConfig),
+    Stream(QueueConfig, StreamConfig),
+    /// The node that admitted them publishes them to RabbitMQ, from which consumers get them.
+    RabbitMq(QueueConfig, Box<RabbitMqConfig>),
+}
+
+impl Delivery {
+    /// The queue, if there is one.
+    const fn queue(&self) -> Option<&QueueConfig> {
+        match self {
+            Self::Commit => None,
+            Self::Stream(queue, _) | Self::RabbitMq(queue, _) => Some(queue),
+        }
+    }
 }
 
 /// What a tier shares with the rest of the engine.
@@ -177,6 +190,15 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Compares the gate with the ledger and repairs what differs; a dry run repairs nothing.
     async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<ReconcileReport, Error>;
 
+    /// How many messages wait in the queue; `None` in tiers whose queue, if they have one, is the outbox.
+    async fn queue_depth(&self) -> Result<Option<u64>, Error>;
+
+    /// The oldest messages of the queue that could not be read.
+    async fn dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>, Error>;
+
+    /// Removes a dead letter, after putting it into the queue again if `retry`. Returns whether there was one.
+    async fn remove_dead_letter(&self, id: DeadLetterId, retry: bool) -> Result<bool, Error>;
+
     /// Rebuilds the gate from the ledger.
     async fn rebuild(self: Arc<Self>) -> Result<(), Error>;
 
@@ -217,7 +239,12 @@ pub(crate) async fn start(config: TierConfig, context: Context) -> Result<Arc<dy
         TierConfig::Solo(config) => Ok(solo::Solo::start(config, context).await?),
         TierConfig::Shared(config) => Ok(redis::RedisTier::start(config, Delivery::Commit, None, context).await?),
         TierConfig::Queued(config) => {
-            Ok(redis::RedisTier::start(config.redis, Delivery::Stream(config.queue), config.shield, context).await?)
+            let QueuedConfig { redis, queue, transport, shield } = config;
+            let delivery = match transport {
+                Transport::RedisStream(stream) => Delivery::Stream(queue, stream),
+                Transport::RabbitMq(rabbitmq) => Delivery::RabbitMq(queue, rabbitmq),
+            };
+            Ok(redis::RedisTier::start(redis, delivery, shield, context).await?)
         }
     }
 }

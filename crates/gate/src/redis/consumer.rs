@@ -12,7 +12,7 @@ use stampede_core::ports::GateError;
 use stampede_core::{OrderId, SaleId, UserId};
 use stampede_redis::{Client, CommandError};
 
-use super::{Entry, GROUP, RedisGate, gate_error, parse_entry};
+use super::{Entry, EntryId, GROUP, RedisGate, gate_error, parse_entry};
 
 /// The entries of one stream, as Redis returns them.
 type Rows = Vec<(String, Vec<String>)>;
@@ -74,6 +74,16 @@ impl RedisGate {
         Ok(parse_rows(sale, &rows))
     }
 
+    /// Deletes the names of consumers that have read nothing for this long and have nothing left to settle.
+    ///
+    /// # Errors
+    /// [`GateError::Lost`] if Redis does not have the scripts of the gate.
+    pub async fn forget_consumers(&self, sale: SaleId, idle: Duration) -> Result<u32, GateError> {
+        let current = self.current();
+        let args = [GROUP.to_owned(), idle.as_millis().to_string()];
+        self.call(&current, &current.scripts.forget_consumers, &[self.key(sale, "out")], &args).await
+    }
+
     /// The order for which the user holds a mark.
     ///
     /// # Errors
@@ -90,13 +100,13 @@ impl RedisGate {
     }
 }
 
-/// The entries of a stream. One that cannot be read is logged and left out.
+/// The entries of a stream. One that cannot be read has no orders.
 pub(super) fn parse_rows(sale: SaleId, rows: &Rows) -> Vec<Entry> {
     let entry = |(id, fields): &(String, Vec<String>)| {
         parse_entry(id, fields).or_else(|| {
-            // It stays in the outbox. Its orders have marks, from which they are recorded when gate and ledger are compared.
             tracing::error!(%sale, id, "an entry of the outbox cannot be read");
-            None
+            let unreadable = Some(fields.clone());
+            EntryId::parse(id).map(|id| Entry { id, orders: Vec::new(), unreadable })
         })
     };
     rows.iter().filter_map(entry).collect()

@@ -5,6 +5,7 @@
 //! | `stampede:L:{S}:sale` | hash | inc (incarnation), epoch, ver (version), state, cap, begin, end, price, hw (highest time seen), seq, gen, pending (orders in the outbox) | all scripts | `remove` |
 //! | `stampede:L:{S}:live` | hash | `#epoch`, and user → order: the marks | `admit`, `release`, `open` | `remove` |
 //! | `stampede:L:{S}:out` | stream | the outbox: an entry `epoch-seq` per admitted batch | `admit`, `settle`, `open` | `remove` |
+//! | `stampede:L:dead` | stream | entries of outboxes that cannot be read | `store_dead` | an operator, or beyond about 10,000 |
 //! | `stampede:L:{S}:load:E` | hash | marks that are being loaded for epoch E | `load` | renamed by `open`, or expires |
 //! | `stampede:L:writable` | string | nothing; written to find out whether Redis accepts writes | every node | expires |
 //!
@@ -20,6 +21,7 @@
 mod availability;
 mod breaker;
 mod consumer;
+mod dead_letters;
 mod scripts;
 
 use std::collections::HashMap;
@@ -41,6 +43,7 @@ use stampede_redis::{Client, CommandError, EvalShaError, Script};
 pub use self::availability::Availability;
 use self::breaker::Breaker;
 use self::consumer::parse_rows;
+pub use self::dead_letters::DeadEntry;
 use self::scripts::Scripts;
 
 /// The consumer group of every outbox.
@@ -59,6 +62,8 @@ const WRITABLE_TTL_MS: u32 = 10_000;
 pub struct Entry {
     pub id: EntryId,
     pub orders: Vec<Admitted>,
+    /// The fields of an entry that cannot be read; it has no orders then.
+    pub unreadable: Option<Vec<String>>,
 }
 
 /// Names an entry of a sale's outbox.
@@ -403,6 +408,14 @@ impl RedisGate {
         Ok(())
     }
 
+    /// Tells all nodes that orders of the sale were recorded.
+    pub async fn announce_recorded(&self, sale: SaleId) -> Result<(), GateError> {
+        let mut command = redis::cmd("PUBLISH");
+        command.arg(self.channel()).arg(format!("recorded {sale}"));
+        let _receivers: i64 = self.send(command).await?;
+        Ok(())
+    }
+
     fn key(&self, sale: SaleId, part: &str) -> String {
         format!("stampede:{}:{{{sale}}}:{part}", self.ledger)
     }
@@ -527,7 +540,7 @@ fn parse_entry(id: &str, fields: &[String]) -> Option<Entry> {
         Some(Admitted { order: order.parse().ok()?, user: user.parse().ok()?, seq, at: Timestamp::from_ms(at) })
     };
     let orders = (first..).zip(orders.chunks(2)).map(order).collect::<Option<Vec<_>>>()?;
-    Some(Entry { id: EntryId::parse(id)?, orders })
+    Some(Entry { id: EntryId::parse(id)?, orders, unreadable: None })
 }
 
 fn read<T: FromRedisValue>(reply: Value) -> Result<T, GateError> {

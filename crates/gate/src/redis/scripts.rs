@@ -29,6 +29,7 @@ scripts! {
     admit,
     close,
     edit,
+    forget_consumers,
     open,
     release,
     remove,

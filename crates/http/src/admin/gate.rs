@@ -26,6 +26,8 @@ pub(crate) struct GateResponse {
     digest: String,
     /// Admitted orders of this sale in the gate's outbox; null in a tier without one.
     outbox: Option<u32>,
+    /// Messages of all sales that wait in RabbitMQ; null in a tier without it, and while it cannot be read.
+    queue: Option<u64>,
     /// Requests of all sales that wait for the gate or the ledger of this node.
     waiting: usize,
 }
@@ -40,7 +42,9 @@ pub(crate) async fn gate(
     let (gate, digest) = app.engine.gate_snapshot(id).await?;
     let Snapshot { version, cap, marks, settled, outbox, .. } = gate;
     let (digest, waiting) = (format!("{digest:016x}"), app.engine.waiting());
-    Ok(Json(GateResponse { version, cap, marks, settled, digest, outbox, waiting }))
+    // The gate is shown also while the broker is away.
+    let queue = app.engine.queue_depth().await.unwrap_or(None);
+    Ok(Json(GateResponse { version, cap, marks, settled, digest, outbox, queue, waiting }))
 }
 
 #[derive(Deserialize, IntoParams)]

@@ -44,6 +44,8 @@ pub struct NodeGate {
     pub waiting: u64,
     /// The number of admitted orders of the sale in the outbox; `None` in a tier without one.
     pub outbox: Option<u64>,
+    /// The number of messages of all sales in the queue; `None` in a tier without one.
+    pub queue: Option<u64>,
 }
 
 /// What lies between the gate and the ledger. `None` where the tier has no such stage, or where it was not read.
@@ -51,7 +53,7 @@ pub struct NodeGate {
 pub struct Backlog {
     /// Admitted orders of this sale in the outbox of the gate.
     pub outbox: Option<u64>,
-    /// Admitted orders of this sale in the queue.
+    /// Messages of all sales in the queue.
     pub queue: Option<u64>,
 }
 

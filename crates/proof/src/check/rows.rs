@@ -303,9 +303,9 @@ pub(super) fn no_backlog(sales: &[Evidence]) -> Option<String> {
 pub(super) fn backlog_is_empty(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
     let sale = evidence.ledger.sale.id;
     let Backlog { outbox, queue } = evidence.backlog;
-    for (kind, depth) in [("outbox", outbox), ("queue", queue)] {
+    for (kind, of, depth) in [("outbox", "orders", outbox), ("queue", "messages", queue)] {
         if let Some(depth) = depth.filter(|depth| rules.at_rest && *depth > 0) {
-            findings.add(FindingId::sale(kind, sale), format!("sale {sale}: the {kind} has {depth} orders"));
+            findings.add(FindingId::sale(kind, sale), format!("sale {sale}: the {kind} has {depth} {of}"));
         }
     }
 }

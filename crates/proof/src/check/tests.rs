@@ -150,7 +150,8 @@ impl Case {
             digest: mark_digest(owners.iter().copied()),
             owners: Some(owners),
         };
-        let gate = |n| NodeGate { node: format!("node {n}"), view: Some(view.clone()), waiting: 0, outbox: None };
+        let gate =
+            |n| NodeGate { node: format!("node {n}"), view: Some(view.clone()), waiting: 0, outbox: None, queue: None };
         self.evidence.gates = (0..count).map(gate).collect();
     }
 
@@ -586,4 +587,6 @@ fn backlog_is_checked_where_the_tier_has_one() {
     assert!(line(&case).checked() && !line(&case).failed());
     case.evidence.backlog = Backlog { outbox: Some(2), queue: Some(0) };
     assert!(line(&case).to_string().contains("the outbox has 2 orders"));
+    case.evidence.backlog = Backlog { outbox: Some(0), queue: Some(3) };
+    assert!(line(&case).to_string().contains("the queue has 3 messages"));
 }

@@ -3,7 +3,7 @@
 //! - [`RabbitMq`]: implements [`OrderQueue`]; [`Config`], [`Address`], [`TlsFiles`]: where and how
 //! - `topology`: exchange and queues
 //! - `publisher`: publishes with confirms; `confirms`: which message the broker has confirmed
-//! - `consumer`: consumes all partitions
+//! - `consumer`: consumes all partitions; `dead_letters`: what operators do with messages that could not be read
 //! - `connection`: connections with a time limit; `transport`: lapin on tokio, with or without TLS
 //!
 //! Publishers and consumers have connections of their own, because the broker blocks connections that publish when its memory or disk is
@@ -37,6 +37,7 @@ mod address;
 mod confirms;
 mod connection;
 mod consumer;
+mod dead_letters;
 mod publisher;
 mod tls;
 mod topology;
@@ -56,7 +57,7 @@ use self::connection::{Connector, Link};
 use self::consumer::RabbitConsumer;
 use self::publisher::Publisher;
 use self::topology::{Target, Topology};
-use crate::{Batch, Consumer, Depth, Marker, OrderQueue, QueueError, message};
+use crate::{Batch, Consumer, DeadLetter, DeadLetterId, Depth, Marker, OrderQueue, QueueError, message};
 
 pub use self::address::{Address, AddressError};
 pub use self::tls::{Tls, TlsError, TlsFiles};
@@ -264,6 +265,18 @@ impl OrderQueue for RabbitMq {
     async fn dead_letter(&self, bytes: &[u8], reason: &str) -> Result<(), QueueError> {
         let reason = reason.chars().take(MAX_REASON_LENGTH).collect();
         self.publisher.publish(Target::DeadLetters, bytes.to_vec(), Some(reason)).await
+    }
+
+    async fn dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>, QueueError> {
+        self.list_dead_letters(limit).await
+    }
+
+    async fn retry_dead_letter(&self, id: DeadLetterId) -> Result<bool, QueueError> {
+        self.remove_dead_letter(id, true).await
+    }
+
+    async fn discard_dead_letter(&self, id: DeadLetterId) -> Result<bool, QueueError> {
+        self.remove_dead_letter(id, false).await
     }
 
     async fn depth(&self) -> Result<Depth, QueueError> {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use stampede_core::ports::Admitted;
 use stampede_core::{Epoch, OrderId, SaleId, Timestamp, UserId};
 use stampede_queue::message::MAX_ORDERS;
-use stampede_queue::{Batch, Consumer, Delivery, Depth, Marker, OrderQueue, Payload, QueueError, Tag};
+use stampede_queue::{Batch, Consumer, DeadLetterId, Delivery, Depth, Marker, OrderQueue, Payload, QueueError, Tag};
 use stampede_testkit::until;
 use tokio::time::timeout;
 
@@ -240,6 +240,21 @@ pub async fn undecodable_bytes_are_delivered_and_dead_lettered(harness: &dyn Har
     ack_all(&mut *consumer, &deliveries).await;
     consumer.close().await;
     assert_eq!(queue.depth().await.unwrap(), Depth { waiting: 0, dead_letters: 3 });
+
+    // An operator looks at them, which leaves them where they are; retries one, and discards another.
+    let letters = queue.dead_letters(2).await.unwrap();
+    assert_eq!(letters.len(), 2);
+    let all = queue.dead_letters(10).await.unwrap();
+    assert_eq!(all[..2], letters, "they are still there, in their order");
+    assert!(all.iter().all(|letter| !letter.reason.is_empty() && letter.id == DeadLetterId::of(&letter.bytes)));
+    assert!(queue.retry_dead_letter(all[1].id).await.unwrap());
+    assert!(queue.discard_dead_letter(all[0].id).await.unwrap());
+    assert!(!queue.discard_dead_letter(all[0].id).await.unwrap(), "it is gone");
+    assert_eq!(queue.dead_letters(10).await.unwrap(), all[2..]);
+    let mut consumer = queue.consume(10).await.unwrap();
+    let retried = receive(&mut *consumer, 1).await.remove(0);
+    assert!(matches!(&retried.payload, Payload::Undecodable { bytes, .. } if *bytes == all[1].bytes), "{retried:?}");
+    consumer.ack(&[retried.tag]).await.unwrap();
 }
 
 pub async fn installations_do_not_meet(harness: &dyn Harness) {

@@ -1,11 +1,13 @@
 //! The tier `queued`: several node processes, one gate in Redis whose outbox is the queue, and consumers that record the orders.
+//! [`rabbitmq`]: with RabbitMQ as the queue; [`stories`]: what a simpler protocol would do wrong.
+
+mod rabbitmq;
+mod stories;
 
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
@@ -14,7 +16,7 @@ use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Proxy, Server, count, redis, until};
 
 use crate::proof::{run_without_violation, small_bench};
-use crate::shared::{Nodes, entries, refused, storm};
+use crate::shared::{Nodes, entries, refused, storm, survives_processes_that_die};
 use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, verify};
 
 /// A node that serves buyers and records nothing.
@@ -52,8 +54,14 @@ struct Consumers {
 
 impl Consumers {
     fn start(nodes: &Nodes, count: usize) -> Self {
+        Self::start_with(nodes, count, |command| command)
+    }
+
+    /// Starts processes whose commands are changed by `change`.
+    fn start_with(nodes: &Nodes, count: usize, change: impl Fn(Command) -> Command) -> Self {
         let storages: Vec<_> = (0..count).map(|_| Storage::with(Some(nodes.storages[0].url()))).collect();
-        let shops = storages.iter().map(|storage| Shop::run(consumer_command(storage, &nodes.redis))).collect();
+        let run = |storage| Shop::run(change(consumer_command(storage, &nodes.redis)));
+        let shops = storages.iter().map(run).collect();
         Self { shops, _storages: storages }
     }
 
@@ -239,37 +247,14 @@ async fn accepted_orders_can_be_cancelled(kind: Kind) {
 /// A node or a consumer dies at a failpoint. Others record what it has left.
 async fn survives_a_process_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) {
     let nodes = start(kind, 1);
-    let everyone = nodes.shops[0].log_in(0, 60).await;
-    let mut died = 0;
-    for seed in 0.. {
-        if died == wanted {
-            break;
-        }
-        assert!(seed < 4 * wanted + 10, "the failpoint is hardly ever reached");
-        let mut rng = StdRng::seed_from_u64(seed);
-        let storage = Storage::with(Some(nodes.storages[0].url()));
-        let mut dying = queued(nodes.node(&storage));
-        dying.env("STAMPEDE_FAILPOINTS", format!("{failpoint}=abort@{}", rng.random_range(1..3)));
-        let mut dying = Shop::run(dying);
-        let sale = nodes.create_sale(30).await;
-        dying.wait_for_sale(sale).await;
-        let history = Arc::new(Recorder::default());
-        eprintln!("{kind:?}, {failpoint}, seed {seed}");
-        storm(&[nodes.shops[0].address, dying.address], &history, sale, &everyone, 2).await;
-        let outbox = outbox(sale);
-        let mut is_dead = false;
-        until("the process has died, or has recorded everything", async || {
-            is_dead = dying.process.try_wait().unwrap().is_some();
-            is_dead || entries(&nodes.redis, &outbox) == 0
-        })
-        .await;
-        died += u64::from(is_dead);
-        drop(dying);
-        let _consumers = Consumers::start(&nodes, 1);
+    let is_idle = async |sale| entries(&nodes.redis, &outbox(sale)) == 0;
+    let recover = async |history: &Arc<Recorder>, sale: SaleId, everyone: &[Buyer]| {
+        let consumers = Consumers::start(&nodes, 1);
         // Those whose node died try again.
-        storm(&[nodes.shops[0].address], &history, sale, &everyone, 1).await;
-        assert_eq!(nodes.verify(&history, sale).await, 30, "the sale continues until it is sold out");
-    }
+        storm(&[nodes.shops[0].address], history, sale, everyone, 1).await;
+        consumers
+    };
+    survives_processes_that_die(&nodes, (failpoint, wanted), queued, is_idle, recover).await;
 }
 
 async fn survives_a_node_that_dies_after_the_admission(kind: Kind) {
@@ -343,12 +328,17 @@ async fn accepted_orders_survive_the_loss_of_one_key(kind: Kind) {
 
 /// While the database is away, buyers are answered as fast as before, and everything is recorded afterwards.
 async fn selling_goes_on_while_the_database_is_away(kind: Kind) {
+    sell_while_the_database_is_away(kind, queued).await;
+}
+
+/// `change` makes the command that of a node of the tier.
+async fn sell_while_the_database_is_away(kind: Kind, change: impl Fn(Command) -> Command) {
     let server = kind.own_server();
     let proxy = Proxy::start(server.address()).await.unwrap();
     let url = kind.create_database(&server, proxy.address().port());
     let (storage, redis) = (Storage::with(Some(url)), redis::start_durable().unwrap());
     let node = |storage: &Storage| {
-        let mut command = queued(command(storage));
+        let mut command = change(command(storage));
         command.args(["--redis", &redis::url(redis.port())]);
         command
     };

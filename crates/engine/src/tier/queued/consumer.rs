@@ -28,6 +28,9 @@ const READ: usize = 16;
 /// An entry that was read this long ago and is not settled is taken over: its consumer has died, or could not record it.
 const CLAIM_AFTER: Duration = Duration::from_secs(3);
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
+/// A consumer that has read nothing for this long, and has nothing left to settle, is gone.
+const GONE_AFTER: Duration = Duration::from_secs(600);
+const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 /// Where a search for entries begins.
 const FIRST_ENTRY: &str = "0-0";
 
@@ -130,8 +133,13 @@ impl Drop for Idle {
 pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>, config: StreamConfig) {
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     let mut claimed_at: Option<Instant> = None;
+    let mut forgot_at = Instant::now();
     loop {
         let Some(tier) = tier.upgrade() else { return };
+        if forgot_at.elapsed() >= FORGET_INTERVAL {
+            forgot_at = Instant::now();
+            forget_consumers(&tier).await;
+        }
         let idle: Vec<SaleId> = {
             let busy = consumer.busy.lock();
             tier.gate.sales().into_iter().filter(|sale| !busy.contains(sale)).collect()
@@ -161,6 +169,17 @@ pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>,
                 tracing::debug!(%error, "cannot read the outboxes; trying again");
                 backoff.sleep().await;
             }
+        }
+    }
+}
+
+/// Deletes the names of consumers whose processes are gone. Every process has a name of its own.
+async fn forget_consumers(tier: &Arc<RedisTier>) {
+    for sale in tier.gate.sales() {
+        match tier.gate.forget_consumers(sale, GONE_AFTER).await {
+            Ok(0) => {}
+            Ok(deleted) => tracing::debug!(%sale, deleted, "deleted the names of consumers that are gone"),
+            Err(error) => tracing::debug!(%sale, %error, "cannot delete the names of consumers that are gone"),
         }
     }
 }

@@ -8,10 +8,11 @@
 //! - [`rebuild`]: rebuilds the gate from the ledger and what has survived in Redis
 //! - [`reconcile`]: compares gate and ledger, and repairs what differs
 //! - [`subscription`]: receives what other nodes have changed
-//! - [`requirements`]: what Redis must be like; [`closed`]: how long nothing could be sold
+//! - [`requirements`]: what Redis must be like; [`closed`]: how long nothing could be sold; [`dead_letters`]: what could not be read
 
 mod closed;
 mod config;
+mod dead_letters;
 mod outbox;
 mod rebuild;
 mod reconcile;
@@ -29,10 +30,13 @@ use async_trait::async_trait;
 use metrics::counter;
 use parking_lot::Mutex;
 use stampede_core::ports::gate::AdmitRequest;
-use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, LedgerError, ScheduledWork};
+use stampede_core::ports::{Admitted, Decision, Gate, GateError, GateRecord, Ledger, LedgerError, ScheduledWork};
 use stampede_core::{OrderId, Refusal, Sale, SaleId, SalePhase, Timestamp, UserId};
 use stampede_gate::RedisGate;
+use stampede_queue::{DeadLetter, DeadLetterId};
 use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use self::closed::ClosedTimer;
@@ -46,10 +50,12 @@ pub(crate) use self::services::gate_record;
 use self::subscription::Subscription;
 use super::per_sale::PerSale;
 use super::queued::admitter::Admitter;
+use super::queued::broker::Broker;
 use super::queued::consumer::{self, Consumer};
 use super::queued::outcomes::Outcomes;
+use super::queued::{self, rabbitmq_consumer};
 use super::shielded::{Shield, ShieldConfig};
-use super::{AdmitOutcome, AnswerAfter, Context, Delivery, OrderWait, RollForwardOutcome, StreamConfig, Tier};
+use super::{AdmitOutcome, AnswerAfter, Context, Delivery, OrderWait, QueueConfig, RollForwardOutcome, Tier};
 use crate::batcher::{Abandoned, Batcher, Options};
 use crate::engine::StartError;
 use crate::error::Error;
@@ -86,8 +92,12 @@ pub(crate) struct RedisTier {
     changes: Arc<Changes>,
     /// Those who wait for orders in the queue.
     outcomes: Arc<Outcomes>,
-    /// Records what is in the queue, if this process does that.
+    /// Records what is in the outboxes, if this process does that.
     consumer: Option<Arc<Consumer>>,
+    /// The queue in RabbitMQ.
+    pub(super) broker: Option<Arc<Broker>>,
+    /// Records what RabbitMQ delivers, if this process does that. Stopped by the token.
+    broker_consumer: Mutex<Option<(CancellationToken, JoinHandle<()>)>>,
     shield: Option<Arc<Shield>>,
     closed: ClosedTimer,
     /// When all sales were last read from the ledger.
@@ -125,11 +135,10 @@ impl RedisTier {
         shield: Option<ShieldConfig>,
         context: Context,
     ) -> Result<Arc<Self>, StartError> {
+        // First: another queue than before replaces the incarnation.
+        queued::claim(&*context.ledger, &context.holder, &delivery).await?;
         let record = gate_record(&*context.ledger).await?;
-        let outbox_bound = match &delivery {
-            Delivery::Commit => OUTBOX_BOUND,
-            Delivery::Stream(queue) => queue.max_batches,
-        };
+        let outbox_bound = delivery.queue().map_or(OUTBOX_BOUND, |queue| queue.max_batches);
         let gate = RedisGate::new(config.redis.clone(), &record, outbox_bound);
         let gate = Arc::new(gate);
         let sessions = Arc::new(SharedSessions::new(config.redis.clone(), gate.clone(), &record.ledger_id));
@@ -140,12 +149,21 @@ impl RedisTier {
         // Shown from the start.
         counter!("stampede_gate_rebuilds_total").increment(0);
         let consumer = match &delivery {
-            Delivery::Stream(queue) if queue.consume => Some(Consumer::new(context.holder.clone())),
-            Delivery::Stream(_) | Delivery::Commit => None,
+            Delivery::Stream(queue, _) if queue.consume => Some(Consumer::new(context.holder.clone())),
+            Delivery::Stream(..) | Delivery::RabbitMq(..) | Delivery::Commit => None,
+        };
+        let broker = match &delivery {
+            Delivery::RabbitMq(_, config) => {
+                let started = Broker::start(config.as_ref().clone(), &record.ledger_id).await;
+                Some(started.map_err(|error| StartError::Queue(error.to_string()))?)
+            }
+            Delivery::Stream(..) | Delivery::Commit => None,
         };
         let tier = Arc::new(Self {
             outcomes: Arc::default(),
             consumer,
+            broker,
+            broker_consumer: Mutex::default(),
             shield: shield.map(|config| Shield::new(config, gate.clone())),
             delivery,
             permits: Arc::new(Semaphore::new(config.queue_total)),
@@ -174,6 +192,15 @@ impl RedisTier {
         };
         let subscription = subscription.run();
         tier.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
+        if let Some(broker) = &tier.broker {
+            tier.spawn(broker.clone().keep_connecting());
+            if tier.consumes() {
+                // Before the gate is rebuilt, which waits for what is in the queue.
+                let stop = CancellationToken::new();
+                let consuming = rabbitmq_consumer::run(Arc::downgrade(&tier), broker.clone(), stop.clone());
+                *tier.broker_consumer.lock() = Some((stop, tokio::spawn(consuming)));
+            }
+        }
         // A task of its own: a rebuild that takes longer than the start waits is not interrupted.
         let (started, outcome) = oneshot::channel();
         let recovery = tokio::spawn(recovery::run(Arc::downgrade(&tier), started));
@@ -191,14 +218,15 @@ impl RedisTier {
         let reconcile = reconcile::run(Arc::downgrade(&tier), schedule, tier.config.reconcile.interval);
         tier.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(reconcile)));
         match &tier.delivery {
-            Delivery::Commit => tier.spawn(outbox::run(Arc::downgrade(&tier))),
-            Delivery::Stream(queue) => {
-                let ledger = tier.context.ledger.clone();
-                tier.spawn(tier.outcomes.clone().run(ledger));
+            Delivery::Commit | Delivery::RabbitMq(..) => tier.spawn(outbox::run(Arc::downgrade(&tier))),
+            Delivery::Stream(_, stream) => {
                 if let Some(consumer) = &tier.consumer {
-                    tier.spawn(consumer::run(Arc::downgrade(&tier), consumer.clone(), queue.clone()));
+                    tier.spawn(consumer::run(Arc::downgrade(&tier), consumer.clone(), stream.clone()));
                 }
             }
+        }
+        if tier.delivery.queue().is_some() {
+            tier.spawn(tier.outcomes.clone().run(tier.context.ledger.clone()));
         }
         Ok(tier)
     }
@@ -206,6 +234,15 @@ impl RedisTier {
     /// Runs a task until the tier is closed.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(work)));
+    }
+
+    pub(super) fn ledger(&self) -> &dyn Ledger {
+        self.context.ledger.as_ref()
+    }
+
+    /// Whether this process records what is in the queue.
+    pub(super) fn consumes(&self) -> bool {
+        self.delivery.queue().is_some_and(|queue| queue.consume)
     }
 
     /// What records the orders of a sale. [`Error::Busy`] once closed.
@@ -221,7 +258,8 @@ impl RedisTier {
     fn new_queue(&self, sale: SaleId) -> SaleQueue {
         let RedisTierConfig { max_batch, queue_per_sale: queue, quarantine_after, .. } = self.config;
         let recording = Recording::new(sale, &self.context, quarantine_after);
-        let announces = matches!(self.delivery, Delivery::Stream(_));
+        // With RabbitMQ an entry is settled when it is published.
+        let announces = matches!(self.delivery, Delivery::Stream(..));
         let (gate, ledger, losses) = (self.gate.clone(), self.context.ledger.clone(), self.losses.clone());
         let seller = Arc::new(Seller::new(sale, gate, ledger, recording, losses, announces));
         let retrying = seller.clone();
@@ -231,10 +269,11 @@ impl RedisTier {
         // single order, because it begins as soon as the first buyer of the last batch is back.
         let options = Options { max_batch, queue, in_flight: 1, abandoned: Abandoned::Drop };
         let permits = self.permits.clone();
-        let batcher = match &self.delivery {
-            Delivery::Commit => Batcher::new(SellerHandle(seller.clone()), options, permits),
-            Delivery::Stream(queue) => {
-                let admitter = Admitter::new(sale, seller.clone(), queue.accept_within, self.shield.clone());
+        let batcher = match self.delivery.queue() {
+            None => Batcher::new(SellerHandle(seller.clone()), options, permits),
+            Some(queue) => {
+                let (shield, broker) = (self.shield.clone(), self.broker.clone());
+                let admitter = Admitter::new(sale, seller.clone(), queue.accept_within, shield, broker);
                 Batcher::new(admitter, options, permits)
             }
         };
@@ -295,11 +334,11 @@ impl Tier for RedisTier {
             }
         }
         // The wait begins before the order is in the queue, so that its outcome is not missed.
-        let wait = match &self.delivery {
-            Delivery::Stream(StreamConfig { answer_after: AnswerAfter::Ledger, .. }) => {
+        let wait = match self.delivery.queue() {
+            Some(QueueConfig { answer_after: AnswerAfter::Ledger, .. }) => {
                 Some(self.outcomes.wait_for_new(sale, request.order)?)
             }
-            Delivery::Stream(_) | Delivery::Commit => None,
+            Some(_) | None => None,
         };
         Ok(match self.submit(sale, Job::Admit(request)).await? {
             Answer::Admitted { decision, outcome } => AdmitOutcome::Admitted { decision, outcome },
@@ -320,8 +359,15 @@ impl Tier for RedisTier {
         decision: Decision,
         asked_at: Instant,
     ) -> Result<RollForwardOutcome, Error> {
-        if let Delivery::Stream(queue) = &self.delivery {
-            // A mark is as good as an entry of the queue: a rebuild records both. Later than this, the gate may have been rebuilt.
+        let admitted = Admitted { order: held.order, user: held.user, seq: decision.seq, at: decision.at };
+        let pending = Pending { epoch: decision.epoch, admitted };
+        if let Some(queue) = self.delivery.queue() {
+            // In Redis a mark is as good as an entry of the queue: a rebuild records both. RabbitMQ outlives Redis, so there the order must be
+            // confirmed by the broker.
+            if self.broker.is_some() {
+                self.submit(sale, Job::RollForward(pending)).await?;
+            }
+            // Later than this, the gate may have been rebuilt.
             return match queue.answer_after {
                 AnswerAfter::Ledger => {
                     let order = self.outcomes.wait_for(sale, held.order)?.recorded().await;
@@ -331,8 +377,7 @@ impl Tier for RedisTier {
                 AnswerAfter::Queue => Err(Error::OutcomeUnknown),
             };
         }
-        let admitted = Admitted { order: held.order, user: held.user, seq: decision.seq, at: decision.at };
-        match self.submit(sale, Job::RollForward(Pending { epoch: decision.epoch, admitted })).await? {
+        match self.submit(sale, Job::RollForward(pending)).await? {
             Answer::RolledForward(outcome) => Ok(RollForwardOutcome::Submitted(outcome)),
             Answer::Admitted { .. } | Answer::Accepted | Answer::AlreadyHas { .. } | Answer::Refused(_) => {
                 Err(Error::OutcomeUnknown)
@@ -342,18 +387,18 @@ impl Tier for RedisTier {
 
     async fn pending_order(&self, sale: SaleId, user: UserId) -> Result<Option<OrderId>, Error> {
         let is_over = |sale: &Sale| is_past_retention(sale, self.context.clock.now());
-        match self.delivery {
-            Delivery::Commit => Ok(None),
+        match self.delivery.queue() {
+            None => Ok(None),
             // A sale that is long over has left the gate, with nothing in the queue.
-            Delivery::Stream(_) if self.context.sale_index.get(sale).is_none_or(|sale| is_over(&sale)) => Ok(None),
-            Delivery::Stream(_) => Ok(self.gate.mark(sale, user).await?),
+            Some(_) if self.context.sale_index.get(sale).is_none_or(|sale| is_over(&sale)) => Ok(None),
+            Some(_) => Ok(self.gate.mark(sale, user).await?),
         }
     }
 
     fn wait_for_order(&self, sale: SaleId, order: OrderId) -> Result<Option<OrderWait>, Error> {
-        match self.delivery {
-            Delivery::Stream(_) => self.outcomes.wait_for(sale, order).map(Some),
-            Delivery::Commit => Ok(None),
+        match self.delivery.queue() {
+            Some(_) => self.outcomes.wait_for(sale, order).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -385,6 +430,19 @@ impl Tier for RedisTier {
     async fn reconcile(self: Arc<Self>, dry_run: bool) -> Result<ReconcileReport, Error> {
         self.ready()?;
         reconcile::once(&self, dry_run).await
+    }
+
+    async fn queue_depth(&self) -> Result<Option<u64>, Error> {
+        let Some(broker) = &self.broker else { return Ok(None) };
+        broker.waiting().await.map(Some).map_err(|_| Error::Unready("RabbitMQ cannot be used".to_owned()))
+    }
+
+    async fn dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>, Error> {
+        dead_letters::list(self, limit).await
+    }
+
+    async fn remove_dead_letter(&self, id: DeadLetterId, retry: bool) -> Result<bool, Error> {
+        dead_letters::remove(self, id, retry).await
     }
 
     async fn rebuild(self: Arc<Self>) -> Result<(), Error> {
@@ -423,9 +481,13 @@ impl Tier for RedisTier {
     }
 
     fn ready(&self) -> Result<(), Error> {
-        match &*self.not_ready.lock() {
+        if let Some(reason) = &*self.not_ready.lock() {
+            return Err(Error::Unready(reason.to_string()));
+        }
+        match self.broker.as_ref().and_then(|broker| broker.unready_reason()) {
             None => Ok(()),
-            Some(reason) => Err(Error::Unready(reason.to_string())),
+            // The reason has been logged.
+            Some(_) => Err(Error::Unready("RabbitMQ cannot be used".to_owned())),
         }
     }
 
@@ -438,8 +500,17 @@ impl Tier for RedisTier {
         if let Some(consumer) = &self.consumer {
             consumer.close().await;
         }
+        let broker_consumer = self.broker_consumer.lock().take();
+        if let Some((stop, consuming)) = broker_consumer {
+            stop.cancel();
+            // An error is a panic, which has been logged.
+            let _ = consuming.await;
+        }
         for queue in self.queues.close() {
             queue.close().await;
+        }
+        if let Some(broker) = &self.broker {
+            broker.close().await;
         }
     }
 }

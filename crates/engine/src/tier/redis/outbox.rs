@@ -1,5 +1,6 @@
-//! Records and settles entries that were left in the outbox: their node died or is slow, or the ledger or Redis failed. Any node does
-//! this for any entry: recording is idempotent by order id. The outboxes of sales that are not being bought are not read.
+//! Records and settles entries that were left in the outbox: their node died or is slow, or the ledger or Redis failed. With RabbitMQ they
+//! are published instead. Any node does this for any entry: recording is idempotent by order id. The outboxes of sales
+//! that are not being bought are not read.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use stampede_core::SaleId;
 use stampede_gate::redis::{Entry, EntryId};
 
+use super::super::queued::relay;
 use super::RedisTier;
 use crate::error::Error;
 
@@ -56,9 +58,13 @@ async fn settle_stale(tier: &Arc<RedisTier>, sale: SaleId, seen: &Seen, still_th
             }
         }
         if !left.is_empty() {
-            tracing::info!(%sale, entries = left.len(), "recording orders that were left in the outbox");
             let seller = tier.seller(sale)?;
-            seller.record_entries(&left, tier.config.max_batch).await;
+            if let Some(broker) = &tier.broker {
+                relay::publish(broker, &seller, sale, left).await;
+            } else {
+                tracing::info!(%sale, entries = left.len(), "recording orders that were left in the outbox");
+                seller.record_entries(&left, tier.config.max_batch).await;
+            }
         }
         if is_last_page {
             return Ok(());

@@ -4,8 +4,9 @@
 //!    sale is `closing`: one node wins. The ledger notes the replication id of the server.
 //! 2. The scripts of the new incarnation are loaded, and every sale is closed in Redis: no node can sell.
 //! 3. What has survived in Redis is recorded: entries of the outbox, and marks without a row. What cannot be recorded is quarantined.
-//! 4. With a queue, orders may be confirmed until `accept_within` after step 2; the rebuild waits for that.
-//! 5. A sale gets the next epoch, is loaded with the ledger's live orders, and is opened.
+//! 4. With a queue, orders may be confirmed until `accept_within` after step 2; the rebuild waits for that. With RabbitMQ it then waits until
+//!    everything that was confirmed is recorded ([`drain`]).
+//! 5. A sale is closed once more, which fails if another server answers by now: then step 3 may have read that one. It gets the next epoch, is loaded with the ledger's live orders, and is opened.
 //!
 //! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild whose heartbeat stops is begun
 //! again by another node; two of them do no harm, because the ledger and Redis refuse the older incarnation.
@@ -21,7 +22,7 @@ use stampede_core::ports::{Admitted, Gate as _, GateRecord, LoadedSale};
 use stampede_core::{Sale, failpoint};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::super::Delivery;
+use super::super::queued::drain::drain;
 use super::recovery::NotReady;
 use super::{RedisTier, requirements};
 use crate::retention::RETENTION;
@@ -56,14 +57,17 @@ pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotRe
     gate.load_scripts().await?;
     let sales = ledger.sales(Some(end_after)).await?;
     all_of(sales.iter().map(|sale| close(tier, sale).boxed()).collect()).await?;
-    // With a queue, an order whose admission began before now may be confirmed until then.
-    let not_before = Instant::now()
-        + match &tier.delivery {
-            Delivery::Commit => Duration::ZERO,
-            Delivery::Stream(queue) => queue.accept_within,
-        };
     failpoint::hit("rebuild.closed");
-    all_of(sales.iter().map(|sale| load(tier, sale, incarnation, not_before).boxed()).collect()).await?;
+    // With a queue, an order whose admission began before now may be confirmed until then.
+    let not_before = Instant::now() + tier.delivery.queue().map_or(Duration::ZERO, |queue| queue.accept_within);
+    all_of(sales.iter().map(|sale| record_survivors(tier, sale).boxed()).collect()).await?;
+    if !sales.is_empty() {
+        tokio::time::sleep_until(not_before.into()).await;
+        if let Some(broker) = &tier.broker {
+            drain(tier, broker, incarnation).await.map_err(NotReady::Queue)?;
+        }
+    }
+    all_of(sales.iter().map(|sale| load(tier, sale, incarnation).boxed()).collect()).await?;
     histogram!("stampede_gate_rebuild_seconds").record(started.elapsed());
     tracing::info!(sales = sales.len(), ms = started.elapsed().as_millis(), "the gate has been rebuilt");
     Ok(())
@@ -95,13 +99,13 @@ async fn close(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotReady> {
 /// Opens one sale under the current incarnation: one that was created and not opened.
 pub(super) async fn one(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
     close(tier, sale).await?;
-    load(tier, sale, incarnation, Instant::now()).await
+    record_survivors(tier, sale).await?;
+    load(tier, sale, incarnation).await
 }
 
-/// Records what has survived of a closed sale, then loads and opens it, at `not_before` at the earliest.
-async fn load(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64, not_before: Instant) -> Result<(), NotReady> {
-    record_survivors(tier, sale).await?;
-    tokio::time::sleep_until(not_before.into()).await;
+/// Loads and opens a closed sale, of which everything is recorded that has survived.
+async fn load(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64) -> Result<(), NotReady> {
+    close(tier, sale).await?;
     let (gate, ledger) = (&tier.gate, &tier.context.ledger);
     let Some(LoadedSale { sale, marks }) = ledger.begin_load(sale.id, incarnation).await? else {
         return Err(NotReady::Rebuilding);
@@ -126,6 +130,7 @@ async fn record_survivors(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotR
         let entries = tier.gate.entries(sale.id, after, ENTRIES).await?;
         let Some(last) = entries.last() else { break };
         after = Some(last.id);
+        seller.remove_unreadable(&entries).await;
         for entry in entries {
             seller.record_before_rebuild(entry.id.epoch, entry.orders.into_iter()).await?;
         }

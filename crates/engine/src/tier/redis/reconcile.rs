@@ -5,7 +5,7 @@
 //!
 //! | found | repair |
 //! |---|---|
-//! | a mark without a row, an entry of the outbox or a quarantine | record its order, under the epoch of the marks |
+//! | a mark without a row, an entry of the outbox or a quarantine, while nothing waits in RabbitMQ | record its order, under the epoch of the marks |
 //! | a dead row with a mark | release the mark |
 //! | a live row without a mark | rebuild the gate |
 //! | an older version in the gate | edit the gate again |
@@ -214,6 +214,10 @@ async fn find(tier: &RedisTier, sale: SaleId) -> Result<HashSet<Finding>, Error>
             }
         }
     }
+    if found.iter().any(|finding| matches!(finding, Finding::MarkWithoutRow { .. })) && !queue_is_empty(tier).await {
+        // The orders may be on their way.
+        found.retain(|finding| !matches!(finding, Finding::MarkWithoutRow { .. }));
+    }
     let marked: HashMap<UserId, OrderId> = marks.into_iter().collect();
     for (&user, &order) in &live {
         // A mark of another order of the same user is one of the findings above.
@@ -229,6 +233,14 @@ async fn find(tier: &RedisTier, sale: SaleId) -> Result<HashSet<Finding>, Error>
         found.insert(Finding::Cap { version, gate, ledger, total, is_possible });
     }
     Ok(found)
+}
+
+/// Whether nothing waits in RabbitMQ, as far as that can be read.
+async fn queue_is_empty(tier: &RedisTier) -> bool {
+    match &tier.broker {
+        None => true,
+        Some(broker) => broker.waiting().await == Ok(0),
+    }
 }
 
 /// Writes what was done into the log. An alert is raised if it failed.

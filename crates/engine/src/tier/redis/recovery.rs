@@ -63,6 +63,8 @@ pub(super) enum NotReady {
     ReadOnly(String),
     #[error("the database cannot be used")]
     Ledger(String),
+    #[error("the queue cannot be used")]
+    Queue(String),
     #[error("the gate is being rebuilt")]
     Rebuilding,
     #[error("the node is stopping")]
@@ -72,7 +74,7 @@ pub(super) enum NotReady {
 impl NotReady {
     pub(super) fn cause(&self) -> &str {
         match self {
-            Self::Redis(cause) | Self::Ledger(cause) | Self::ReadOnly(cause) => cause,
+            Self::Redis(cause) | Self::Ledger(cause) | Self::Queue(cause) | Self::ReadOnly(cause) => cause,
             _ => "",
         }
     }

@@ -60,7 +60,7 @@ pub(super) async fn check_persistence(client: &Client, delivery: &Delivery, is_n
         return Ok(());
     }
     match delivery {
-        Delivery::Stream(StreamConfig { allow_without_aof: false, .. }) => {
+        Delivery::Stream(_, StreamConfig { allow_without_aof: false, .. }) => {
             return Err(NotReady::Unsuitable(
                 "Redis does not write an append-only file (appendonly no), so accepted orders would be lost with it: set appendonly yes, \
                  or allow it with queue.allow_without_aof = true"
@@ -68,10 +68,10 @@ pub(super) async fn check_persistence(client: &Client, delivery: &Delivery, is_n
             ));
         }
         _ if !is_new => {}
-        Delivery::Stream(_) => tracing::warn!(
+        Delivery::Stream(..) => tracing::warn!(
             "Redis does not write an append-only file (appendonly no): when it dies, accepted orders that were not yet recorded are lost"
         ),
-        Delivery::Commit => tracing::warn!(
+        Delivery::Commit | Delivery::RabbitMq(..) => tracing::warn!(
             "Redis does not write an append-only file (appendonly no): when it dies, orders that were admitted and not yet recorded are lost, \
              and their buyers have to try again"
         ),

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use metrics::{Histogram, histogram};
+use metrics::{Histogram, counter, histogram};
 use stampede_core::ports::gate::{AdmitRequest, Release};
 use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, Ledger, LedgerError, RecordOutcome};
 use stampede_core::{Admission, Epoch, OrderId, Refusal, SaleId, SalePhase, failpoint};
@@ -130,8 +130,8 @@ impl Seller {
         self.recording.record(pending).await
     }
 
-    /// Releases the marks of orders that the ledger has refused. Returns whether no mark is left that should not be.
-    async fn release_dead(&self, pending: &[Pending], outcomes: &[CommitOutcome]) -> bool {
+    /// Releases the marks of orders that the ledger has refused. Without an error no mark is left that should not be.
+    async fn release_dead(&self, pending: &[Pending], outcomes: &[CommitOutcome]) -> Result<(), GateError> {
         let mut releases = Vec::new();
         for (Pending { admitted: Admitted { user, order, .. }, .. }, outcome) in pending.iter().zip(outcomes) {
             let CommitOutcome::Decided(outcome) = outcome else { continue };
@@ -149,19 +149,19 @@ impl Seller {
         if !releases.is_empty()
             && let Err(error) = self.gate.release(self.sale, &releases).await
         {
-            tracing::warn!(sale = %self.sale, marks = releases.len(), %error, "cannot release marks yet; the outbox keeps them");
-            return false;
+            tracing::warn!(sale = %self.sale, marks = releases.len(), %error, "cannot release marks yet; the queue keeps them");
+            return Err(error);
         }
-        true
+        Ok(())
     }
 
     /// Removes an entry whose orders the ledger has. Nothing waits for it.
-    fn settle(self: &Arc<Self>, entry: EntryId) {
+    pub(in crate::tier) fn settle(self: &Arc<Self>, entry: EntryId) {
         let seller = self.clone();
         self.settling.spawn(async move { seller.settle_now(&[entry]).await });
     }
 
-    async fn settle_now(&self, entries: &[EntryId]) {
+    pub(in crate::tier) async fn settle_now(&self, entries: &[EntryId]) {
         if entries.is_empty() {
             return;
         }
@@ -171,9 +171,26 @@ impl Seller {
         }
     }
 
+    /// Stores entries that cannot be read as dead letters, and removes them from the outbox. Their orders hold marks, from which they are
+    /// recorded when gate and ledger are compared.
+    pub(in crate::tier) async fn remove_unreadable(&self, entries: &[Entry]) {
+        let mut stored = Vec::new();
+        for entry in entries.iter().filter(|entry| entry.unreadable.is_some()) {
+            match self.gate.store_dead(self.sale, entry).await {
+                Ok(()) => stored.push(entry.id),
+                Err(error) => tracing::debug!(sale = %self.sale, %error, "cannot store a dead letter yet"),
+            }
+        }
+        if !stored.is_empty() {
+            counter!("stampede_queue_dead_letters_total").increment(stored.len() as u64);
+            self.settle_now(&stored).await;
+        }
+    }
+
     /// Records the orders of entries of the outbox, in as few transactions as `max_batch` allows, and settles the entries. One that
     /// cannot be settled yet stays in the outbox.
     pub(in crate::tier) async fn record_entries(&self, entries: &[Entry], max_batch: usize) {
+        self.remove_unreadable(entries).await;
         for entries in batches(entries, max_batch) {
             let pending_of = |entry: &Entry| {
                 let epoch = entry.id.epoch;
@@ -181,7 +198,7 @@ impl Seller {
             };
             let pending: Vec<Pending> = entries.iter().flat_map(pending_of).collect();
             let outcomes = self.record(&pending).await;
-            if !self.release_dead(&pending, &outcomes).await {
+            if self.release_dead(&pending, &outcomes).await.is_err() {
                 continue;
             }
             let mut rest = outcomes.as_slice();
@@ -189,7 +206,7 @@ impl Seller {
             for entry in entries {
                 let (of_entry, others) = rest.split_at(entry.orders.len().min(rest.len()));
                 rest = others;
-                if all_decided(of_entry) {
+                if all_decided(of_entry) && entry.unreadable.is_none() {
                     decided.push(entry.id);
                 }
             }
@@ -197,10 +214,44 @@ impl Seller {
         }
     }
 
+    /// Records orders that a queue has delivered, and releases the marks of those that the ledger refuses. Returns for each whether this
+    /// is done. `before_rebuild`: what cannot be recorded is quarantined, and marks are left to the rebuild.
+    pub(in crate::tier) async fn record_delivered(&self, pending: &[Pending], before_rebuild: bool) -> Vec<bool> {
+        let mut outcomes = self.record(pending).await;
+        if before_rebuild {
+            let undecided =
+                outcomes.iter_mut().zip(pending).filter(|(outcome, _)| **outcome == CommitOutcome::Undecided);
+            for (outcome, pending) in undecided {
+                match self.recording.quarantine(*pending).await {
+                    Ok(recorded) => *outcome = CommitOutcome::Decided(recorded),
+                    Err(error) => {
+                        tracing::warn!(sale = %self.sale, error = describe(&error), "cannot write the quarantine yet");
+                    }
+                }
+            }
+        }
+        if let Err(error) = self.gate.announce_recorded(self.sale).await {
+            tracing::debug!(sale = %self.sale, %error, "nodes notice by themselves that orders were recorded");
+        }
+        // Marks that the gate has lost need no release: a rebuild loads only those of live orders.
+        let is_released = match self.release_dead(pending, &outcomes).await {
+            Ok(()) | Err(GateError::Lost) => true,
+            Err(_) => before_rebuild,
+        };
+        let is_done = |outcome: &CommitOutcome| match outcome {
+            CommitOutcome::Decided(
+                RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded | RecordOutcome::Quarantined,
+            ) => true,
+            CommitOutcome::Decided(_) => is_released,
+            CommitOutcome::Undecided => false,
+        };
+        outcomes.iter().map(is_done).collect()
+    }
+
     /// Records orders, and releases the marks of those that the ledger refuses. Returns whether all of this is done.
     pub(super) async fn record_and_release(&self, pending: &[Pending]) -> bool {
         let outcomes = self.record(pending).await;
-        self.release_dead(pending, &outcomes).await && all_decided(&outcomes)
+        self.release_dead(pending, &outcomes).await.is_ok() && all_decided(&outcomes)
     }
 
     /// Records orders of one epoch, without a change of the gate. What cannot be recorded is quarantined: under the next epoch it would
@@ -232,7 +283,8 @@ impl Seller {
             self.recording.try_suspects().await.into_iter().unzip()
         };
         let outcomes: Vec<_> = outcomes.into_iter().map(CommitOutcome::Decided).collect();
-        self.release_dead(&pending, &outcomes).await;
+        // Logged. What is in the outbox or the queue is recorded and released again.
+        let _ = self.release_dead(&pending, &outcomes).await;
     }
 
     /// Tries what could not be recorded a last time, and settles what can be. No request may be submitted after this.
@@ -296,7 +348,7 @@ impl Backend<Job> for SellerHandle {
             }
         }
         let outcomes = seller.record(&pending).await;
-        let is_released = seller.release_dead(&pending, &outcomes).await;
+        let is_released = seller.release_dead(&pending, &outcomes).await.is_ok();
         if let Some(entry) = entry.filter(|_| is_released && all_decided(&outcomes)) {
             seller.settle(entry);
         }

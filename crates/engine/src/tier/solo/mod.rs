@@ -18,6 +18,7 @@ use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, Gate, LedgerError, RecordOutcome};
 use stampede_core::{Admission, OrderId, Refusal, Sale, SaleId, Timestamp, UserId, failpoint};
 use stampede_gate::MemoryGate;
+use stampede_queue::{DeadLetter, DeadLetterId};
 use tokio::sync::Semaphore;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -224,6 +225,18 @@ impl Tier for Solo {
 
     async fn reconcile(self: Arc<Self>, _dry_run: bool) -> Result<ReconcileReport, Error> {
         Err(Error::Illegal("in the tier solo the gate is compared with the database every second".to_owned()))
+    }
+
+    async fn queue_depth(&self) -> Result<Option<u64>, Error> {
+        Ok(None)
+    }
+
+    async fn dead_letters(&self, _limit: usize) -> Result<Vec<DeadLetter>, Error> {
+        Err(Error::Illegal("the tier solo has no queue".to_owned()))
+    }
+
+    async fn remove_dead_letter(&self, _id: DeadLetterId, _retry: bool) -> Result<bool, Error> {
+        Err(Error::Illegal("the tier solo has no queue".to_owned()))
     }
 
     async fn rebuild(self: Arc<Self>) -> Result<(), Error> {

@@ -1,0 +1,393 @@
+//! The tier `queued` with RabbitMQ: the node that admits orders publishes them, and consumers get them from the broker.
+//!
+//! Tests share one broker, on which each has queues of its own, unless the broker is what fails.
+
+use std::process::Command;
+use std::sync::{Arc, LazyLock};
+
+use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
+use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
+use stampede_core::SaleId;
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
+use stampede_testkit::{Server, count, rabbitmq, redis, until};
+
+use super::stories::dead_letters_command;
+use super::{Consumers, outbox, sell_while_the_database_is_away};
+use crate::proof::{run_without_violation, small_bench};
+use crate::shared::{Nodes, entries, refused, storm, survives_processes_that_die};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN};
+
+/// Ends with the process.
+static BROKER: LazyLock<Server> = LazyLock::new(|| rabbitmq::start().unwrap());
+
+const PARTITIONS: u16 = 3;
+
+/// A node that serves buyers and records orders.
+fn with_broker(port: u16) -> impl Fn(Command) -> Command {
+    move |mut command| {
+        command.env("STAMPEDE__TIER", "queued").env("STAMPEDE__QUEUE__KIND", "rabbitmq");
+        command.env("STAMPEDE__RABBITMQ__URL", rabbitmq::url(port));
+        command.env("STAMPEDE__RABBITMQ__PARTITIONS", PARTITIONS.to_string());
+        command
+    }
+}
+
+/// A node that serves buyers and records nothing.
+fn without_consumer(port: u16) -> impl Fn(usize, Command) -> Command {
+    move |_, command| {
+        let mut command = with_broker(port)(command);
+        command.env("STAMPEDE__QUEUE__CONSUME", "false");
+        command
+    }
+}
+
+/// Nodes without consumers. Their Redis writes nothing to disk: what was accepted is in the broker.
+fn start(kind: Kind, nodes: usize, broker: &Server) -> Nodes {
+    Nodes::start_on(kind, redis::start().unwrap(), nodes, without_consumer(broker.port()))
+}
+
+fn consumers(nodes: &Nodes, count: usize, broker: &Server) -> Consumers {
+    Consumers::start_with(nodes, count, with_broker(broker.port()))
+}
+
+/// A channel that bypasses the system, and the name of its exchange.
+async fn channel(nodes: &Nodes, broker: &Server) -> (Connection, Channel, String) {
+    let url = rabbitmq::url(broker.port());
+    let connection = Connection::connect(&url, ConnectionProperties::default()).await.unwrap();
+    let channel = connection.create_channel().await.unwrap();
+    channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let keys = redis::ask(nodes.redis.port(), &["keys", "stampede:*:rebuild"]).unwrap();
+    let ledger = keys.trim().strip_prefix("stampede:").unwrap().strip_suffix(":rebuild").unwrap().to_owned();
+    (connection, channel, format!("stampede.{ledger}"))
+}
+
+async fn publish(channel: &Channel, exchange: &str, partition: u16, bytes: &[u8]) {
+    let properties = BasicProperties::default().with_delivery_mode(2);
+    let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+    let key = partition.to_string();
+    let sending = channel.basic_publish(exchange.into(), key.into(), options, bytes, properties);
+    assert!(sending.await.unwrap().await.unwrap().is_ack());
+}
+
+/// Takes all messages out of the queue.
+async fn take_all(channel: &Channel, exchange: &str) -> Vec<(u16, Vec<u8>)> {
+    let mut taken = Vec::new();
+    for partition in 0..PARTITIONS {
+        let queue = format!("{exchange}.orders.{partition}");
+        while let Some(message) = channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap() {
+            channel.basic_ack(message.delivery.delivery_tag, BasicAckOptions::default()).await.unwrap();
+            taken.push((partition, message.delivery.data));
+        }
+    }
+    taken
+}
+
+/// The number of rows of a sale.
+async fn rows(nodes: &Nodes, sale: SaleId) -> usize {
+    let path = format!("/admin/v1/sales/{sale}/orders?limit=10000");
+    let page = nodes.shops[0].client().await.get(&path, TOKEN).await.unwrap().json();
+    page["orders"].as_array().unwrap().len()
+}
+
+/// Buyers spread their tries over three nodes, and two other processes record the orders: exactly the stock is sold, one to each, every
+/// accepted order becomes one row, and a message carries many orders.
+async fn three_nodes_and_two_consumers_sell_exactly_the_stock(kind: Kind) {
+    let (buyers, stock) = (count(20_000, 150), count(2000, 40) as u32);
+    let nodes = start(kind, 3, &BROKER);
+    let consumers = consumers(&nodes, 2, &BROKER);
+    let everyone = nodes.shops[0].log_in(0, buyers).await;
+    for _ in 0..count(3, 1) {
+        let sale = nodes.create_sale(stock).await;
+        let history = Arc::new(Recorder::default());
+        for some in everyone.chunks(500) {
+            nodes.storm(&history, sale, some, 1).await;
+        }
+        assert!(history.count(Response::Pending) + history.count(Response::Already) >= stock as usize);
+        assert_eq!(history.count(Response::Created), 0, "buyers are answered before their orders are recorded");
+        assert_eq!(history.count(Response::Unknown), 0, "without a fault every response is definite");
+        assert_eq!(nodes.verify(&history, sale).await, stock as usize);
+    }
+    consumers.stop();
+    for shop in nodes.shops {
+        assert!(shop.stop().success());
+    }
+}
+
+/// One user tries on three nodes at once: one order, and every response names it, before and after it is recorded.
+async fn one_user_gets_one_order(kind: Kind) {
+    let nodes = start(kind, 3, &BROKER);
+    let buyer = nodes.shops[0].log_in(0, 1).await.remove(0);
+    let sale = nodes.create_sale(5).await;
+    let history = Arc::new(Recorder::default());
+    nodes.storm(&history, sale, &vec![buyer.clone(); 22], 1).await;
+    assert_eq!(history.count(Response::Pending), 66, "each is confirmed by the broker, and nothing records the order");
+    let _consumers = consumers(&nodes, 1, &BROKER);
+    until("the order is recorded", async || {
+        history.buy(&mut nodes.shops[1].client().await, sale, &buyer).await.response == Response::Already
+    })
+    .await;
+    let orders: Vec<_> = history.ended().iter().map(|attempt| attempt.order).collect();
+    assert!(orders.iter().all(|order| order.is_some() && *order == orders[0]), "{orders:?}");
+    assert_eq!(nodes.verify(&history, sale).await, 1);
+}
+
+/// A node or a consumer dies at a failpoint. Others publish and record what it has left.
+async fn survives_a_process_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) {
+    let nodes = start(kind, 1, &BROKER);
+    let is_idle = async |sale| rows(&nodes, sale).await == 30 && entries(&nodes.redis, &outbox(sale)) == 0;
+    let recover = async |history: &Arc<Recorder>, sale: SaleId, everyone: &[Buyer]| {
+        let consumers = consumers(&nodes, 1, &BROKER);
+        // Those whose node died try again.
+        storm(&[nodes.shops[0].address], history, sale, everyone, 1).await;
+        consumers
+    };
+    survives_processes_that_die(&nodes, (failpoint, wanted), with_broker(BROKER.port()), is_idle, recover).await;
+}
+
+async fn survives_a_node_that_dies_after_the_admission(kind: Kind) {
+    survives_a_process_that_dies_at(kind, "buy.admitted", count(50, 1)).await;
+}
+
+async fn survives_a_node_that_dies_after_publishing(kind: Kind) {
+    survives_a_process_that_dies_at(kind, "queue.published", count(50, 1)).await;
+}
+
+async fn survives_a_node_that_dies_before_settling(kind: Kind) {
+    survives_a_process_that_dies_at(kind, "outbox.settle", count(50, 1)).await;
+}
+
+async fn survives_a_consumer_that_dies_before_the_commit(kind: Kind) {
+    survives_a_process_that_dies_at(kind, "record.inserted", count(50, 1)).await;
+}
+
+async fn survives_a_consumer_that_dies_before_the_acknowledgement(kind: Kind) {
+    survives_a_process_that_dies_at(kind, "queue.ack", count(50, 1)).await;
+}
+
+/// Half of all messages are delivered twice and in another order, and all of them once more after orders were cancelled: nothing is
+/// recorded twice, and a cancelled order stays cancelled. Bytes that are no message become a dead letter.
+async fn repeated_and_unreadable_messages_do_no_harm(kind: Kind) {
+    for seed in 0..count(5, 1) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let nodes = start(kind, 2, &BROKER);
+        let everyone = nodes.shops[0].log_in(0, 40).await;
+        let sale = nodes.create_sale(20).await;
+        let history = Arc::new(Recorder::default());
+        // A few at a time, so that there are several messages.
+        for some in everyone.chunks(5) {
+            nodes.storm(&history, sale, some, 1).await;
+        }
+        let (_connection, channel, exchange) = channel(&nodes, &BROKER).await;
+        let taken = take_all(&channel, &exchange).await;
+        assert!(taken.len() >= 4, "{} messages", taken.len());
+        let mut again = taken.clone();
+        again.extend(taken.iter().filter(|_| rng.random_bool(0.5)).cloned());
+        again.push((0, b"\xffnot a message".to_vec()));
+        again.shuffle(&mut rng);
+        for (partition, bytes) in &again {
+            publish(&channel, &exchange, *partition, bytes).await;
+        }
+        let consumers = consumers(&nodes, 1, &BROKER);
+        until("the orders are recorded", async || rows(&nodes, sale).await == 20).await;
+        let cancelled: Vec<_> = history.ended().into_iter().filter(|attempt| attempt.order.is_some()).take(3).collect();
+        let mut client = nodes.shops[1].client().await;
+        for attempt in &cancelled {
+            let buyer = everyone.iter().find(|buyer| buyer.id == attempt.user).unwrap();
+            history.cancel(&mut client, sale, buyer, attempt.order.unwrap()).await;
+        }
+        for (partition, bytes) in &taken {
+            publish(&channel, &exchange, *partition, bytes).await;
+        }
+        let live = nodes.verify(&history, sale).await;
+        assert!((17..20).contains(&live), "{live} of 20 are left");
+        let letters = nodes.shops[0].client().await.get("/admin/v1/dead-letters", TOKEN).await.unwrap().json();
+        assert_eq!(letters["dead_letters"].as_array().unwrap().len(), 1, "{letters}");
+        let id = letters["dead_letters"][0]["id"].as_str().unwrap();
+        let (done, text) = dead_letters_command(&nodes.shops[0], &["show", id]);
+        assert!(done && text.contains("ff6e6f742061206d657373616765"), "{text}");
+        let (done, text) = dead_letters_command(&nodes.shops[0], &["discard", id]);
+        assert!(done && text.contains("discarded"), "{text}");
+        consumers.stop();
+    }
+}
+
+/// Redis loses everything: what the broker has confirmed is recorded before the sale is opened again.
+async fn accepted_orders_survive_an_empty_redis(kind: Kind) {
+    for _ in 0..count(50, 1) {
+        let nodes = start(kind, 2, &BROKER);
+        let everyone = nodes.shops[0].log_in(0, 60).await;
+        let sale = nodes.create_sale(25).await;
+        let history = Arc::new(Recorder::default());
+        nodes.storm(&history, sale, &everyone[..15], 1).await;
+        assert!(history.count(Response::Pending) >= 15);
+        let load = {
+            let addresses: Vec<_> = nodes.shops.iter().map(|shop| shop.address).collect();
+            let (history, some) = (history.clone(), everyone[15..40].to_vec());
+            tokio::spawn(async move { storm(&addresses, &history, sale, &some, 2).await })
+        };
+        nodes.redis.kill().unwrap();
+        nodes.redis.restart().unwrap();
+        load.await.unwrap();
+        until("the sale goes on", async || {
+            let response = history.buy(&mut nodes.shops[0].client().await, sale, &everyone[59]).await.response;
+            response != Response::Unknown
+        })
+        .await;
+        let _consumers = consumers(&nodes, 1, &BROKER);
+        nodes.storm(&history, sale, &everyone, 1).await;
+        assert_eq!(nodes.verify(&history, sale).await, 25);
+    }
+}
+
+/// The broker is killed under load and is away for a while: the sale goes on to the bound of the outbox without confirming anything, and
+/// what was admitted is recorded when the broker is back. A node that starts meanwhile says why it is not ready.
+async fn sale_survives_a_broker_that_is_away(kind: Kind) {
+    let broker = rabbitmq::start().unwrap();
+    let change = |n: usize, command: Command| {
+        let mut command = without_consumer(broker.port())(n, command);
+        command.env("STAMPEDE__QUEUE__MAX_BATCHES", "8");
+        command
+    };
+    let nodes = Nodes::start_on(kind, redis::start().unwrap(), 2, change);
+    let everyone = nodes.shops[0].log_in(0, 80).await;
+    for _ in 0..count(5, 1) {
+        let consumers = consumers(&nodes, 1, &broker);
+        let sale = nodes.create_sale(40).await;
+        let history = Arc::new(Recorder::default());
+        let load = {
+            let addresses: Vec<_> = nodes.shops.iter().map(|shop| shop.address).collect();
+            let (history, some) = (history.clone(), everyone[..20].to_vec());
+            tokio::spawn(async move { storm(&addresses, &history, sale, &some, 1).await })
+        };
+        until("orders are accepted", async || history.count(Response::Pending) > 0).await;
+        broker.kill().unwrap();
+        load.await.unwrap();
+        let confirmed = history.count(Response::Pending);
+        for buyer in &everyone[20..40] {
+            let attempt = history.buy(&mut nodes.shops[0].client().await, sale, buyer).await;
+            assert_eq!(attempt.response, Response::Unknown, "nothing is confirmed without the broker");
+        }
+        assert_eq!(history.count(Response::Pending), confirmed);
+        let waiting = entries(&nodes.redis, &outbox(sale));
+        assert!((1..=8).contains(&waiting), "{waiting} batches in the outbox");
+        let storage = Storage::with(Some(nodes.storages[0].url()));
+        let mut late = without_consumer(broker.port())(0, nodes.node(&storage));
+        late.env("STAMPEDE__RABBITMQ__CONNECT_TIMEOUT_MS", "1000").env("STAMPEDE__QUEUE__MAX_BATCHES", "8");
+        let late = Shop::run(late);
+        let ready = async || late.client().await.get("/readyz", "").await.unwrap();
+        let reply = ready().await;
+        let body = String::from_utf8(reply.body.to_vec()).unwrap();
+        assert!(reply.status == 503 && body.contains("RabbitMQ cannot be used"), "{} {body}", reply.status);
+        broker.restart().unwrap();
+        until("the node is ready", async || ready().await.status == 200).await;
+        until("the outbox is published", async || entries(&nodes.redis, &outbox(sale)) == 0).await;
+        nodes.storm(&history, sale, &everyone, 1).await;
+        assert_eq!(nodes.verify(&history, sale).await, 40);
+        assert!(late.stop().success());
+        consumers.stop();
+    }
+}
+
+/// All nodes, Redis and the broker are killed at once, and Redis is empty afterwards: no accepted order is lost.
+async fn accepted_orders_survive_the_death_of_everything(kind: Kind) {
+    let broker = rabbitmq::start().unwrap();
+    for _ in 0..count(5, 1) {
+        let mut nodes = start(kind, 2, &broker);
+        let everyone = nodes.shops[0].log_in(0, 60).await;
+        let sale = nodes.create_sale(25).await;
+        let history = Arc::new(Recorder::default());
+        let load = {
+            let addresses: Vec<_> = nodes.shops.iter().map(|shop| shop.address).collect();
+            let (history, everyone) = (history.clone(), everyone.clone());
+            tokio::spawn(async move { storm(&addresses, &history, sale, &everyone, 2).await })
+        };
+        until("orders are accepted", async || history.count(Response::Pending) > 5).await;
+        broker.kill().unwrap();
+        nodes.redis.kill().unwrap();
+        for shop in nodes.shops.drain(..) {
+            shop.process.signal("KILL").unwrap();
+        }
+        load.await.unwrap();
+        nodes.redis.restart().unwrap();
+        broker.restart().unwrap();
+        let run = |storage| Shop::run(with_broker(broker.port())(nodes.node(storage)));
+        nodes.shops = nodes.storages.iter().map(run).collect();
+        until("the sale goes on", async || {
+            let response = history.buy(&mut nodes.shops[0].client().await, sale, &everyone[0]).await.response;
+            response != Response::Unknown
+        })
+        .await;
+        nodes.storm(&history, sale, &everyone, 1).await;
+        assert_eq!(nodes.verify(&history, sale).await, 25);
+    }
+}
+
+/// While the database is away, buyers are answered as fast as before, and everything is recorded afterwards.
+async fn selling_goes_on_while_the_database_is_away(kind: Kind) {
+    sell_while_the_database_is_away(kind, with_broker(BROKER.port())).await;
+}
+
+/// Processes with other settings of the queue are refused, and a password is shown nowhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_settings_of_the_queue_are_refused() {
+    let nodes = start(Kind::Postgres, 1, &BROKER);
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let other = |name: &str, value: &str| {
+        let mut command = with_broker(BROKER.port())(nodes.node(&storage));
+        command.env(name, value);
+        refused(command)
+    };
+    let error = other("STAMPEDE__RABBITMQ__PARTITIONS", "4");
+    assert!(error.contains("rabbitmq.partitions = 3"), "{error}");
+    let error = other("STAMPEDE__QUEUE__ACCEPT_WITHIN_MS", "1999");
+    assert!(error.contains("queue.accept_within_ms = 2000"), "{error}");
+    let error = other("STAMPEDE__RABBITMQ__URL", "");
+    assert!(error.contains("set --amqp"), "{error}");
+    let mut wrong = with_broker(BROKER.port())(nodes.node(&storage));
+    wrong.args(["--amqp", &format!("amqp://guest:a-secret-word@127.0.0.1:{}", BROKER.port())]);
+    wrong.env("STAMPEDE__LOG__LEVEL", "trace");
+    let error = refused(wrong);
+    assert!(error.contains("RabbitMQ refused access") && !error.contains("a-secret-word"), "{error}");
+    let mut show = Command::new(env!("CARGO_BIN_EXE_stampede"));
+    show.args(["config", "show", "--amqp", "amqp://user:a-secret-word@host/v"]);
+    let shown = String::from_utf8(show.output().unwrap().stdout).unwrap();
+    assert!(shown.contains("amqp://***@host/v") && !shown.contains("a-secret-word"), "{shown}");
+}
+
+/// The load test starts its own servers and several nodes, one of which is killed at a time.
+#[test]
+fn load_test_finds_no_violation() {
+    let mut bench = small_bench(1);
+    bench.args(["--tier", "queued", "--queue", "rabbitmq", "--nodes", "2", "--private-servers", "--kill"]);
+    let report = run_without_violation(bench);
+    assert_eq!((&report["tier"], &report["nodes"]), (&json!("queued"), &json!(2)));
+    assert_eq!(report["orders"]["other"], json!(0), "every buyer got an order");
+}
+
+on_each_database!(
+    servers: three_nodes_and_two_consumers_sell_exactly_the_stock,
+    survives_a_node_that_dies_after_the_admission,
+    survives_a_consumer_that_dies_before_the_acknowledgement
+);
+
+on_each_database!(
+    @module on_postgres, Postgres,
+    one_user_gets_one_order,
+    survives_a_node_that_dies_after_publishing,
+    survives_a_consumer_that_dies_before_the_commit,
+    repeated_and_unreadable_messages_do_no_harm,
+    accepted_orders_survive_the_death_of_everything
+);
+
+on_each_database!(
+    @module on_mariadb, MariaDb,
+    survives_a_node_that_dies_before_settling,
+    accepted_orders_survive_an_empty_redis,
+    sale_survives_a_broker_that_is_away,
+    selling_goes_on_while_the_database_is_away
+);
