@@ -10,7 +10,7 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
@@ -19,6 +19,7 @@ use stampede_testkit::{Server, count, rabbitmq, redis, until};
 use super::stories::dead_letters_command;
 use super::{Consumers, outbox, sell_while_the_database_is_away};
 use crate::proof::{run_without_violation, small_bench};
+use crate::quarantine::{accept_orders_again, execute, quarantine, reject_orders_of};
 use crate::shared::{Nodes, entries, refused, storm, survives_processes_that_die};
 use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN};
 
@@ -244,6 +245,34 @@ async fn accepted_orders_survive_an_empty_redis(kind: Kind) {
     }
 }
 
+/// Redis loses everything while an order is in the queue that the database rejects: the rebuild does not wait for it, and the order keeps
+/// its stock in quarantine until an operator retries it.
+async fn rejected_order_does_not_hold_up_a_rebuild(kind: Kind) {
+    let nodes = start(kind, 1, &BROKER);
+    let everyone = nodes.shops[0].log_in(0, 6).await;
+    let sale = nodes.create_sale(4).await;
+    let history = Arc::new(Recorder::default());
+    execute(kind, &nodes.storages[0], &reject_orders_of(kind, everyone[0].id)).await;
+    nodes.storm(&history, sale, &everyone[..3], 1).await;
+    assert_eq!(history.count(Response::Pending), 3);
+    nodes.redis.kill().unwrap();
+    nodes.redis.restart().unwrap();
+    until("the order is in quarantine", async || quarantine(&nodes.shops[0]).await.len() == 1).await;
+    nodes.wait_until_open(sale).await;
+    let mut client = nodes.shops[0].client().await;
+    until("the last one is sold", async || {
+        matches!(history.buy(&mut client, sale, &everyone[3]).await.response, Response::Pending | Response::Already)
+    })
+    .await;
+    assert_eq!(history.buy(&mut client, sale, &everyone[4]).await.response, Response::SoldOut, "its stock is taken");
+    let _consumers = consumers(&nodes, 1, &BROKER);
+    execute(kind, &nodes.storages[0], accept_orders_again(kind)).await;
+    let id = quarantine(&nodes.shops[0]).await[0]["id"].as_str().unwrap().to_owned();
+    let retried = nodes.shops[0].admin(&format!("quarantine/{id}/retry"), &Value::Null).await;
+    assert_eq!((retried.status.as_u16(), retried.text("outcome").as_str()), (200, "recorded"));
+    assert_eq!(nodes.verify(&history, sale).await, 4);
+}
+
 /// The broker is killed under load and is away for a while: the sale goes on to the bound of the outbox without confirming anything, and
 /// what was admitted is recorded when the broker is back. A node that starts meanwhile says why it is not ready.
 async fn sale_survives_a_broker_that_is_away(kind: Kind) {
@@ -381,6 +410,7 @@ on_each_database!(
     survives_a_node_that_dies_after_publishing,
     survives_a_consumer_that_dies_before_the_commit,
     repeated_and_unreadable_messages_do_no_harm,
+    rejected_order_does_not_hold_up_a_rebuild,
     accepted_orders_survive_the_death_of_everything
 );
 
