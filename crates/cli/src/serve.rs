@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use crate::admin_token;
 use crate::alerts::AlertDelivery;
@@ -221,8 +222,10 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 fn start_log(log: &Log) -> anyhow::Result<()> {
     let filter =
         EnvFilter::try_new(&log.level).with_context(|| format!("log.level: {:?} is not a level", log.level))?;
-    let filter =
-        filter.add_directive(rabbitmq::LOG_DIRECTIVE.parse().context("the log filter of the broker's client")?);
+    let filter = match broker_client_directive(&log.level, filter.max_level_hint()) {
+        Some(directive) => filter.add_directive(directive.parse().context("the log filter of the broker's client")?),
+        None => filter,
+    };
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -232,6 +235,15 @@ fn start_log(log: &Log) -> anyhow::Result<()> {
         LogFormat::Json => subscriber.json().init(),
     }
     Ok(())
+}
+
+/// The directive for the client library of RabbitMQ. What matters of its log is reported by `stampede-queue`, so it is off unless the
+/// settings name it; and it is never at the level `trace`, at which it logs passwords.
+fn broker_client_directive(level: &str, most_verbose: Option<LevelFilter>) -> Option<&'static str> {
+    if !level.contains("lapin") {
+        return Some("lapin=off");
+    }
+    (most_verbose.is_none_or(|level| level == LevelFilter::TRACE)).then_some(rabbitmq::LOG_DIRECTIVE)
 }
 
 fn start_metrics() -> anyhow::Result<PrometheusHandle> {
@@ -278,4 +290,22 @@ fn print_banner(
         )?;
     }
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broker_client_logs_only_if_asked_and_never_frames() {
+        for (level, expected) in [
+            ("info", Some("lapin=off")),
+            ("trace", Some("lapin=off")),
+            ("info,lapin=warn", None),
+            ("info,lapin=trace", Some(rabbitmq::LOG_DIRECTIVE)),
+        ] {
+            let filter = EnvFilter::try_new(level).unwrap();
+            assert_eq!(broker_client_directive(level, filter.max_level_hint()), expected, "{level}");
+        }
+    }
 }

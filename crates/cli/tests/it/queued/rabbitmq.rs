@@ -379,7 +379,8 @@ async fn other_settings_of_the_queue_are_refused() {
     assert!(error.contains("set --amqp"), "{error}");
     let mut wrong = with_broker(BROKER.port())(nodes.node(&storage));
     wrong.args(["--amqp", &format!("amqp://guest:a-secret-word@127.0.0.1:{}", BROKER.port())]);
-    wrong.env("STAMPEDE__LOG__LEVEL", "trace");
+    // The client library logs every frame at this level.
+    wrong.env("STAMPEDE__LOG__LEVEL", "trace,lapin=trace");
     let error = refused(wrong);
     assert!(error.contains("RabbitMQ refused access") && !error.contains("a-secret-word"), "{error}");
     let mut show = Command::new(env!("CARGO_BIN_EXE_stampede"));
