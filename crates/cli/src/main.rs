@@ -2,7 +2,7 @@
 //!
 //! - [`serve`]: the server; [`work`]: a consumer of the queue without a server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
 //! - [`sender`], [`webhook`]: deliver login codes; [`alerts`]: delivers alerts
-//! - [`mod@bench`]: the load test; [`check`]: checks the invariants
+//! - [`mod@bench`]: the load test; [`check`]: checks the invariants; `lab`: known versions of a flash sale side by side (cargo feature `lab`)
 //! - [`quarantine`]: orders that could not be recorded; [`dead_letters`]: messages that could not be read; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
 //!   [`admin_client`]: calls a running server for them
 //! - [`migrate`]: migrates the database
@@ -24,6 +24,8 @@ mod dead_letters;
 mod demo;
 mod demo_data;
 mod descriptors;
+#[cfg(feature = "lab")]
+mod lab;
 mod migrate;
 mod private_servers;
 mod quarantine;
@@ -93,6 +95,15 @@ enum Command {
     /// Exit codes: 0: every invariant that could be checked holds; 1: an invariant is violated; 2: nothing could be checked (for
     /// example because there are no sales), or the system or its database could not be read.
     Check(check::Check),
+    /// Run the known versions of a flash sale, flawed and sound, and measure them side by side
+    ///
+    /// Every version runs against private servers, which are started and stopped. Races and failures are provoked, so that each flawed
+    /// version is seen to fail and each sound one to hold. Without options, all versions run, for several minutes.
+    ///
+    /// Exit codes: 0: every flawed version failed and every sound one held; 1: a version came out otherwise, or could not be run; 2: no
+    /// such surprise, but a server is not installed, and its versions were skipped.
+    #[cfg(feature = "lab")]
+    Lab(lab::Lab),
     /// List, retry or discard orders that could not be recorded
     ///
     /// Such orders keep their stock until an operator acts. The command calls a running server.
@@ -130,6 +141,8 @@ fn main() -> ExitCode {
         Command::Migrate(command) => command.run().map(success),
         Command::Bench(command) => command.run(),
         Command::Check(command) => Ok(command.run()),
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.run(),
         Command::Quarantine(command) => command.run().map(success),
         Command::DeadLetters(command) => command.run().map(success),
         Command::Reconcile(command) => command.run(),
