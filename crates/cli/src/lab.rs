@@ -61,7 +61,8 @@ impl Lab {
             return Ok(ExitCode::SUCCESS);
         }
         let versions = registry::select(&self.only).map_err(|name| unknown(&name))?;
-        let options = Options { buyers: self.buyers, stock: self.stock, seed: self.seed };
+        let program = Some(std::env::current_exe().context("cannot find the program's own file")?);
+        let options = Options { buyers: self.buyers, stock: self.stock, seed: self.seed, program };
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let progress = Bar::new(self.json);
         let outcome = runtime.block_on(stampede_lab::run(options, &versions, &progress));

@@ -35,6 +35,11 @@ pub trait Shop: Sized + Send + Sync + 'static {
     /// One request of a user.
     fn buy(&self, user: u64) -> impl Future<Output = Result<Answer>> + Send;
 
+    /// Waits until nothing is under way in the background.
+    fn settle(&self) -> impl Future<Output = Result<()>> + Send {
+        async { Ok(()) }
+    }
+
     /// Entries in memory that are left when no request is under way.
     fn leaked(&self) -> u64 {
         0
@@ -49,6 +54,8 @@ pub enum Answer {
     AlreadyBought,
     /// Another request was faster; the user may try again.
     Busy,
+    /// The database did not accept the order.
+    Rejected,
 }
 
 /// Who comes.
@@ -93,6 +100,7 @@ pub async fn race_and_load<S: Shop>(lab: &Lab, version: &Version, race: Crowd, t
     let site = lab.site(version, race.stock, RacePoint::of(callers)).await?;
     let shop = Arc::new(S::open(&site).await?);
     let answers = send(&shop, race, lab.seed).await?;
+    shop.settle().await?;
     judge(&site, race, &answers, &mut measured).await?;
     site.close().await;
 
@@ -101,6 +109,7 @@ pub async fn race_and_load<S: Shop>(lab: &Lab, version: &Version, race: Crowd, t
     let shop = Arc::new(S::open(&site).await?);
     let before = Counters::read(&lab.servers, &site).await?;
     let answers = send(&shop, load, lab.seed).await?;
+    shop.settle().await?;
     let counted = Counters::read(&lab.servers, &site).await?.since(before);
     measured.set_load(&answers, counted);
     judge(&site, load, &answers, &mut measured).await?;
@@ -166,10 +175,10 @@ pub async fn judge(site: &Site, crowd: Crowd, answers: &Answers, measured: &mut 
         format!("{left} of {} left, with {refused} requests refused", crowd.stock)
     });
     measured.count(Flaw::Duplicated, orders - users.len() as u64, |count| {
-        format!("{count} orders too many of people who already had one")
+        format!("second orders of people who already had one: {count}")
     });
     let lost = answers.bought.difference(&users).count() as u64;
-    measured.count(Flaw::Lost, lost, |count| format!("{count} confirmed orders do not exist"));
+    measured.count(Flaw::Lost, lost, |count| format!("confirmed orders that do not exist: {count}"));
     Ok(())
 }
 

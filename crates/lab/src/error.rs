@@ -7,6 +7,8 @@ pub enum Error {
     Sql(#[from] sqlx::Error),
     #[error("Redis: {0}")]
     Redis(#[from] redis::RedisError),
+    #[error("RabbitMQ: {0}")]
+    RabbitMq(#[from] lapin::Error),
     #[error("lock: {0}")]
     Lock(#[from] stampede_lock::Error),
     #[error("private server: {0}")]

@@ -16,6 +16,12 @@ pub enum Flaw {
     Lost,
     /// Memory or keys that nobody uses any more remain.
     Leaked,
+    /// A server behind is asked far more often than necessary.
+    Overload,
+    /// A value is returned that was replaced.
+    Stale,
+    /// A person who is logged in is refused.
+    LoggedOut,
 }
 
 impl Flaw {
@@ -26,6 +32,9 @@ impl Flaw {
             Self::Duplicated => "duplicated",
             Self::Lost => "lost",
             Self::Leaked => "leaked",
+            Self::Overload => "overload",
+            Self::Stale => "stale",
+            Self::LoggedOut => "logged-out",
         }
     }
 }
@@ -64,6 +73,7 @@ impl Measured {
             Flaw::Duplicated => &mut self.duplicated,
             Flaw::Lost => &mut self.lost,
             Flaw::Leaked => &mut self.leaked,
+            Flaw::Overload | Flaw::Stale | Flaw::LoggedOut => &mut 0,
         };
         *total += count;
         if count > 0 {

@@ -4,7 +4,6 @@
 //! cannot all get there, because a lock keeps them apart: then the barrier opens after a time limit. Once open, it stays open.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -14,14 +13,21 @@ const LIMIT: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Clone)]
 pub struct RacePoint {
-    missing: Arc<AtomicUsize>,
-    open: Arc<watch::Sender<bool>>,
+    callers: usize,
+    limit: Duration,
+    /// How many callers are missing; open at zero.
+    missing: Arc<watch::Sender<usize>>,
 }
 
 impl RacePoint {
     /// A barrier for this many callers.
     pub fn of(callers: usize) -> Self {
-        Self { missing: Arc::new(AtomicUsize::new(callers)), open: Arc::new(watch::Sender::new(callers == 0)) }
+        Self::within(callers, LIMIT)
+    }
+
+    /// The same with another time limit.
+    pub fn within(callers: usize, limit: Duration) -> Self {
+        Self { callers, limit, missing: Arc::new(watch::Sender::new(callers)) }
     }
 
     /// A barrier that is always open.
@@ -31,20 +37,23 @@ impl RacePoint {
 
     /// Called by a version between its check and its write.
     pub async fn pass(&self) {
-        let mut opened = self.open.subscribe();
-        if *opened.borrow_and_update() {
-            return;
-        }
-        if self.missing.fetch_sub(1, Ordering::AcqRel) > 1 {
-            // Either all have arrived, or the time is up. The sender lives as long as this borrow.
-            let _ = tokio::time::timeout(LIMIT, opened.wait_for(|open| *open)).await;
-        }
-        self.open.send_replace(true);
+        self.missing.send_modify(|missing| *missing = missing.saturating_sub(1));
+        // Either all arrive, or the time is up. The sender lives as long as this borrow.
+        let _ = tokio::time::timeout(self.limit, self.missing.subscribe().wait_for(|missing| *missing == 0)).await;
+        self.missing.send_replace(0);
+    }
+
+    /// Waits until this many callers have arrived, or until the time limit.
+    pub async fn arrived(&self, callers: usize) {
+        let missing = self.callers.saturating_sub(callers);
+        let _ = tokio::time::timeout(self.limit, self.missing.subscribe().wait_for(|now| *now <= missing)).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[tokio::test]

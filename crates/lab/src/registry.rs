@@ -1,10 +1,22 @@
 //! All versions, in the order in which they follow each other.
 
 use crate::version::Version;
-use crate::{one_per_person, stock};
+use crate::{limits, locks, one_per_person, pre_deduction, queues, reads, sold_out, stock, tiers};
+
+const FAMILIES: &[&[&Version]] = &[
+    stock::VERSIONS,
+    one_per_person::VERSIONS,
+    pre_deduction::VERSIONS,
+    queues::VERSIONS,
+    locks::VERSIONS,
+    sold_out::VERSIONS,
+    reads::VERSIONS,
+    limits::VERSIONS,
+    tiers::VERSIONS,
+];
 
 pub fn all() -> impl Iterator<Item = &'static Version> {
-    [stock::VERSIONS, one_per_person::VERSIONS].into_iter().flatten().copied()
+    FAMILIES.iter().copied().flatten().copied()
 }
 
 /// The versions that these names select: names of versions, or of families; all without names.

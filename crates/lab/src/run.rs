@@ -1,5 +1,6 @@
 //! Runs versions, and compares what comes out with what is expected.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,13 +18,15 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(90);
 /// How often a flawed version is run until its flaw shows.
 const ATTEMPTS: u64 = 3;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Options {
     /// Buyers of the load.
     pub buyers: u64,
     /// Stock of the load.
     pub stock: u64,
     pub seed: u64,
+    /// The program `stampede`, whose tiers are measured.
+    pub program: Option<PathBuf>,
 }
 
 /// What versions are run with.
@@ -100,7 +103,10 @@ impl Outcome {
 
 /// Runs the versions one after another.
 pub async fn run(options: Options, versions: &[&'static Version], progress: &dyn Progress) -> Outcome {
-    let mut lab = Lab { options, seed: options.seed, servers: Servers::default(), sites: AtomicU64::new(0) };
+    let mut lab = Lab { seed: options.seed, options, servers: Servers::default(), sites: AtomicU64::new(0) };
+    if versions.iter().any(|version| version.needs.contains(&ServerKind::RabbitMq)) {
+        lab.servers.start_rabbitmq_early();
+    }
     let begin = Instant::now();
     let (mut results, mut missing) = (Vec::new(), Vec::new());
     for (index, version) in versions.iter().enumerate() {
@@ -112,7 +118,7 @@ pub async fn run(options: Options, versions: &[&'static Version], progress: &dyn
         results.push(result);
     }
     let seconds = begin.elapsed().as_secs_f64();
-    let Options { buyers, stock, seed } = options;
+    let Options { buyers, stock, seed, .. } = lab.options;
     Outcome { seed, buyers, stock, seconds, versions: results, missing_servers: missing }
 }
 
@@ -134,7 +140,7 @@ async fn run_version(lab: &mut Lab, version: &'static Version, missing: &mut Vec
     loop {
         lab.seed = lab.options.seed.wrapping_add(attempt);
         attempt += 1;
-        let ran = tokio::time::timeout(VERSION_TIMEOUT, (version.run)(lab)).await;
+        let ran = tokio::time::timeout(VERSION_TIMEOUT, (version.run)(lab, version)).await;
         let result = match ran.unwrap_or(Err(Error::TimedOut("the run of the version"))) {
             Ok(measured) => VersionResult::judged(version, measured),
             Err(error) => return VersionResult::error(version, &error),

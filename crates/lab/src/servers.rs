@@ -7,7 +7,7 @@ use redis::aio::MultiplexedConnection;
 use serde::Serialize;
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
-use stampede_proof::servers::{Server, mariadb, redis as redis_server};
+use stampede_proof::servers::{Server, mariadb, rabbitmq, redis as redis_server};
 use tokio::sync::OnceCell;
 
 use crate::error::{Error, Result};
@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 pub enum ServerKind {
     MariaDb,
     Redis,
+    RabbitMq,
 }
 
 impl ServerKind {
@@ -24,6 +25,7 @@ impl ServerKind {
         match self {
             Self::MariaDb => "MariaDB",
             Self::Redis => "Redis",
+            Self::RabbitMq => "RabbitMQ",
         }
     }
 
@@ -32,6 +34,7 @@ impl ServerKind {
         match self {
             Self::MariaDb => "mariadb-server",
             Self::Redis => "redis-server",
+            Self::RabbitMq => "rabbitmq-server",
         }
     }
 }
@@ -68,6 +71,7 @@ pub struct Redis {
 pub struct Servers {
     mariadb: OnceCell<MariaDb>,
     redis: OnceCell<Redis>,
+    rabbitmq: Arc<OnceCell<Arc<Server>>>,
 }
 
 impl Servers {
@@ -76,7 +80,25 @@ impl Servers {
         match kind {
             ServerKind::MariaDb => self.mariadb.get_or_try_init(start_mariadb).await.map(drop),
             ServerKind::Redis => self.redis.get_or_try_init(start_redis).await.map(drop),
+            ServerKind::RabbitMq => self.rabbitmq.get_or_try_init(start_rabbitmq).await.map(drop),
         }
+    }
+
+    /// Starts RabbitMQ in the background: it takes ten seconds, in which other versions run.
+    pub fn start_rabbitmq_early(&self) {
+        let rabbitmq = self.rabbitmq.clone();
+        // An error shows when a version needs it, which then tries again.
+        tokio::spawn(async move { rabbitmq.get_or_try_init(start_rabbitmq).await.map(drop) });
+    }
+
+    /// Kills RabbitMQ and starts it again on the same data.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn kill_rabbitmq(&self) -> Result<()> {
+        let server = self.rabbitmq()?;
+        let restarted = tokio::task::spawn_blocking(move || server.kill().and_then(|()| server.restart())).await;
+        Ok(restarted.map_err(|error| Error::Failed(error.to_string()))??)
     }
 
     /// # Errors
@@ -89,6 +111,12 @@ impl Servers {
     /// As [`mariadb`](Self::mariadb).
     pub fn redis(&self) -> Result<&Redis> {
         self.redis.get().ok_or_else(|| not_started(ServerKind::Redis))
+    }
+
+    /// # Errors
+    /// As [`mariadb`](Self::mariadb).
+    pub fn rabbitmq(&self) -> Result<Arc<Server>> {
+        self.rabbitmq.get().cloned().ok_or_else(|| not_started(ServerKind::RabbitMq))
     }
 }
 
@@ -106,8 +134,12 @@ async fn start_mariadb() -> Result<MariaDb, StartError> {
 async fn start_redis() -> Result<Redis, StartError> {
     let server = launch(ServerKind::Redis, redis_server::start).await?;
     let client = redis::Client::open(redis_server::url(server.port())).map_err(Error::from)?;
-    let admin = client.get_multiplexed_async_connection().await.map_err(Error::from)?;
+    let admin = crate::site::connect(&client).await?;
     Ok(Redis { server: Arc::new(server), client, admin })
+}
+
+async fn start_rabbitmq() -> Result<Arc<Server>, StartError> {
+    launch(ServerKind::RabbitMq, rabbitmq::start).await.map(Arc::new)
 }
 
 /// Runs a blocking start on a thread of its own.

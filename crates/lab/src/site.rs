@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, MySqlPool};
-use stampede_proof::servers::mariadb;
+use stampede_proof::servers::{mariadb, rabbitmq};
 
 use crate::error::{Error, Result};
+use crate::kill::KillPoint;
 use crate::meter::CountedRedis;
 use crate::race::RacePoint;
 use crate::servers::{ServerKind, Servers};
@@ -16,6 +19,7 @@ use crate::servers::{ServerKind, Servers};
 /// Connections of a node to the database.
 const POOL: u32 = 32;
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(20);
+const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
 
 const TABLES: &[&str] = &[
     "CREATE TABLE voucher (id BIGINT PRIMARY KEY, stock INT NOT NULL, version INT NOT NULL)",
@@ -28,9 +32,18 @@ pub const VOUCHER: i64 = 1;
 #[derive(Debug, Clone)]
 pub struct Site {
     pub stock: u64,
+    /// Between the check and the write.
     pub race: RacePoint,
+    /// Before an order that the database rejected is rolled back in Redis, and before that is tried again.
+    pub before_roll_back: RacePoint,
+    pub before_retry: RacePoint,
+    /// Where a node is killed.
+    pub kill: KillPoint,
     db: Option<MySqlPool>,
     redis: Option<(redis::Client, CountedRedis)>,
+    rabbitmq: Option<String>,
+    /// The name of the queue in RabbitMQ.
+    pub queue: String,
 }
 
 impl Site {
@@ -42,16 +55,32 @@ impl Site {
         stock: u64,
         race: RacePoint,
     ) -> Result<Self> {
-        let mut site = Self { stock, race, db: None, redis: None };
+        let (before_roll_back, before_retry) = (RacePoint::open(), RacePoint::open());
+        let kill = KillPoint::never();
+        let mut site = Self {
+            stock,
+            race,
+            before_roll_back,
+            before_retry,
+            kill,
+            db: None,
+            redis: None,
+            rabbitmq: None,
+            queue: String::new(),
+        };
         for kind in needs {
             match kind {
                 ServerKind::MariaDb => site.db = Some(create_tables(servers, name, stock).await?),
                 ServerKind::Redis => {
                     let server = servers.redis()?;
                     redis::cmd("FLUSHALL").exec_async(&mut server.admin.clone()).await?;
-                    let connection = server.client.get_multiplexed_async_connection().await?;
+                    let connection = connect(&server.client).await?;
                     let sent = Arc::new(AtomicU64::new(0));
                     site.redis = Some((server.client.clone(), CountedRedis::new(connection, sent)));
+                }
+                ServerKind::RabbitMq => {
+                    site.rabbitmq = Some(rabbitmq::url(servers.rabbitmq()?.port()));
+                    name.clone_into(&mut site.queue);
                 }
             }
         }
@@ -84,12 +113,38 @@ impl Site {
         Ok(client.clone())
     }
 
+    /// The URL of Redis, for crates that connect by themselves.
+    ///
+    /// # Errors
+    /// As [`redis`](Self::redis).
+    pub fn redis_url(&self) -> Result<String> {
+        Ok(format!("redis://{}/", self.redis_client()?.get_connection_info().addr()))
+    }
+
+    /// A connection to RabbitMQ.
+    ///
+    /// # Errors
+    /// If the version does not list RabbitMQ among what it needs, or it does not answer.
+    pub async fn rabbitmq(&self) -> Result<lapin::Connection> {
+        let url =
+            self.rabbitmq.as_ref().ok_or_else(|| Error::Failed("the version does not need RabbitMQ".to_owned()))?;
+        Ok(lapin::Connection::connect(url, lapin::ConnectionProperties::default()).await?)
+    }
+
     /// Closes the connections to the database, of which the server has a limited number.
     pub(crate) async fn close(self) {
         if let Some(db) = self.db {
             db.close().await;
         }
     }
+}
+
+/// A connection that waits for replies longer than the busiest machine needs.
+pub async fn connect(client: &redis::Client) -> Result<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(REDIS_TIMEOUT))
+        .set_response_timeout(Some(REDIS_TIMEOUT));
+    Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
 fn no_redis() -> Error {

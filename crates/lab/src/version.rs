@@ -18,16 +18,40 @@ pub type Running<'a> = Pin<Box<dyn Future<Output = Result<Measured>> + Send + 'a
 pub enum Family {
     Stock,
     OnePerPerson,
+    PreDeduction,
+    Queues,
+    Locks,
+    SoldOut,
+    Reads,
+    Limits,
+    Tiers,
 }
 
 impl Family {
-    pub const ALL: &[Self] = &[Self::Stock, Self::OnePerPerson];
+    pub const ALL: &[Self] = &[
+        Self::Stock,
+        Self::OnePerPerson,
+        Self::PreDeduction,
+        Self::Queues,
+        Self::Locks,
+        Self::SoldOut,
+        Self::Reads,
+        Self::Limits,
+        Self::Tiers,
+    ];
 
     /// The first part of the names of its versions.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
             Self::OnePerPerson => "one-per-person",
+            Self::PreDeduction => "pre-deduction",
+            Self::Queues => "queues",
+            Self::Locks => "locks",
+            Self::SoldOut => "sold-out",
+            Self::Reads => "reads",
+            Self::Limits => "limits",
+            Self::Tiers => "tiers",
         }
     }
 
@@ -36,6 +60,13 @@ impl Family {
         match self {
             Self::Stock => ("Not selling more than there is", "库存不超卖"),
             Self::OnePerPerson => ("One order per person", "一人一单"),
+            Self::PreDeduction => ("Deducting the stock in Redis", "Redis 预扣减"),
+            Self::Queues => ("Answering first, writing later", "异步下单"),
+            Self::Locks => ("Locks over several nodes", "分布式锁"),
+            Self::SoldOut => ("Refusing in the process after the sell-out", "售罄缓存"),
+            Self::Reads => ("Reading through a cache", "缓存读取"),
+            Self::Limits => ("Limits, ids and sessions", "限流、ID 与会话"),
+            Self::Tiers => ("The tiers of Stampede", "Stampede 的四种部署模式"),
         }
     }
 }
@@ -62,7 +93,7 @@ pub struct Version {
     pub source: &'static str,
     /// The same story in Chinese.
     pub story_zh: &'static str,
-    pub run: for<'a> fn(&'a Lab) -> Running<'a>,
+    pub run: for<'a> fn(&'a Lab, &'static Version) -> Running<'a>,
 }
 
 impl Version {

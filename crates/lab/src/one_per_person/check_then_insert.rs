@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "下单前先查这个用户有没有订单，有就拒绝。\n\
         问题：同一个人的两个请求可能都查到零条，然后都插入，一人多单。\n\
         下一版：给每个用户一把锁，让同一个人的请求排队。",
-    run: |lab| Box::pin(race_and_load::<CheckThenInsert>(lab, &VERSION, Crowd::RACE_OF_ONE, 2)),
+    run: |lab, version| Box::pin(race_and_load::<CheckThenInsert>(lab, version, Crowd::RACE_OF_ONE, 2)),
 };
 
 struct CheckThenInsert {

@@ -22,7 +22,7 @@ pub const VERSION: Version = Version {
     story_zh: "每个用户一把锁，没人用时立即移除：既不误伤别的用户，也不泄漏内存。\n\
         问题：只在单个节点内有效，两个节点就有两把锁。\n\
         下一版：数据库唯一索引，对所有节点都有效；跨节点的锁见“分布式锁”。",
-    run: |lab| Box::pin(race_and_load::<KeyedLock>(lab, &VERSION, Crowd::RACE_OF_ONE, 2)),
+    run: |lab, version| Box::pin(race_and_load::<KeyedLock>(lab, version, Crowd::RACE_OF_ONE, 2)),
 };
 
 struct KeyedLock {

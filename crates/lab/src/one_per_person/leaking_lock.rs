@@ -25,7 +25,7 @@ pub const VERSION: Version = Version {
     story_zh: "进程内为每个用户建一把锁，同一个人的请求依次执行。\n\
         问题：锁放进表里就再也不删，来过的每个用户都一直占内存（相当于 intern 进常量池）。\n\
         下一版：用固定数量的锁，按哈希分摊。",
-    run: |lab| Box::pin(race_and_load::<LeakingLock>(lab, &VERSION, Crowd::RACE_OF_ONE, 2)),
+    run: |lab, version| Box::pin(race_and_load::<LeakingLock>(lab, version, Crowd::RACE_OF_ONE, 2)),
 };
 
 struct LeakingLock {

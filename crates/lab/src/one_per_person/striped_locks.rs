@@ -24,7 +24,7 @@ pub const VERSION: Version = Version {
     story_zh: "固定 1024 把锁，按用户哈希选一把，内存占用与用户数无关。\n\
         问题：哈希碰到一起的不同用户会互相等待；而且只在单个节点内有效。\n\
         下一版：每个用户一把锁，用完即删。",
-    run: |lab| Box::pin(race_and_load::<StripedLocks>(lab, &VERSION, Crowd::RACE_OF_ONE, 2)),
+    run: |lab, version| Box::pin(race_and_load::<StripedLocks>(lab, version, Crowd::RACE_OF_ONE, 2)),
 };
 
 struct StripedLocks {

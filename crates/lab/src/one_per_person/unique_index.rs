@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "在订单表上建唯一索引，由数据库拒绝同一用户的第二单，不管请求来自哪个节点。\n\
         问题：结果正确，但重复请求要等到库存行锁之后才被发现。\n\
         下一步：“Redis 预扣减”提前拦住重复请求，唯一索引留作最后一道防线。",
-    run: |lab| Box::pin(race_and_load::<UniqueIndex>(lab, &VERSION, Crowd::RACE_OF_ONE, 2)),
+    run: |lab, version| Box::pin(race_and_load::<UniqueIndex>(lab, version, Crowd::RACE_OF_ONE, 2)),
 };
 
 struct UniqueIndex {

@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "把条件写进扣减语句：stock > 0。检查和扣减由数据库在一条语句里完成，靠它自己的行锁保证。\n\
         问题：不超卖也不少卖，但所有请求都在争同一行，数据库压力大；而且同一个人还能买多件。\n\
         下一步：“一人一单”解决重复下单，“Redis 预扣减”为数据库减压。",
-    run: |lab| Box::pin(race_and_load::<AboveZero>(lab, &VERSION, Crowd::RACE_FOR_STOCK, 1)),
+    run: |lab, version| Box::pin(race_and_load::<AboveZero>(lab, version, Crowd::RACE_FOR_STOCK, 1)),
 };
 
 struct AboveZero {

@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "先查库存，大于零就扣减一件并写入订单。\n\
         问题：查询和扣减之间没有任何保护，读到“还有库存”的请求会全部扣减，于是超卖。\n\
         下一版：用行锁让同一时刻只有一个请求完成“查询并扣减”。",
-    run: |lab| Box::pin(race_and_load::<NoCheck>(lab, &VERSION, Crowd::RACE_FOR_STOCK, 1)),
+    run: |lab, version| Box::pin(race_and_load::<NoCheck>(lab, version, Crowd::RACE_FOR_STOCK, 1)),
 };
 
 struct NoCheck {

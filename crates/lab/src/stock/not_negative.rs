@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "把条件写进扣减语句：stock >= 0，不再因为别人先买而被误拒。\n\
         问题：库存为零时条件仍然成立，总会多卖一件。\n\
         下一版：改成 stock > 0。",
-    run: |lab| Box::pin(race_and_load::<NotNegative>(lab, &VERSION, Crowd::RACE_FOR_STOCK, 1)),
+    run: |lab, version| Box::pin(race_and_load::<NotNegative>(lab, version, Crowd::RACE_FOR_STOCK, 1)),
 };
 
 struct NotNegative {

@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "悲观锁：用 SELECT … FOR UPDATE 锁住库存行，提交之前其他事务只能等待。\n\
         问题：不会超卖，但每个请求（包括抢不到的）都要占着一个连接排队。\n\
         下一版：用版本号做乐观锁，读和写之间不再持锁。",
-    run: |lab| Box::pin(race_and_load::<RowLock>(lab, &VERSION, Crowd::RACE_FOR_STOCK, 1)),
+    run: |lab, version| Box::pin(race_and_load::<RowLock>(lab, version, Crowd::RACE_FOR_STOCK, 1)),
 };
 
 struct RowLock {

@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "用库存本身当版本号：扣减时要求库存等于之前读到的值。\n\
         问题：和版本号一样，读到同一库存的请求只有一个成功，库存剩下卖不掉。\n\
         下一版：其实只要还有库存就行，不必与读到的值相等，把等号改成不等号。",
-    run: |lab| Box::pin(race_and_load::<StockAsVersion>(lab, &VERSION, Crowd::RACE_FOR_STOCK, 1)),
+    run: |lab, version| Box::pin(race_and_load::<StockAsVersion>(lab, version, Crowd::RACE_FOR_STOCK, 1)),
 };
 
 struct StockAsVersion {

@@ -21,7 +21,7 @@ pub const VERSION: Version = Version {
     story_zh: "乐观锁：读库存时一并读出版本号，扣减时要求版本号没有变化。\n\
         问题：读到同一版本号的请求只有一个成功，其余的明明还有库存却被拒绝，商品卖不完。\n\
         下一版：直接拿库存当版本号，省去一列。",
-    run: |lab| Box::pin(race_and_load::<VersionColumn>(lab, &VERSION, Crowd::RACE_FOR_STOCK, 1)),
+    run: |lab, version| Box::pin(race_and_load::<VersionColumn>(lab, version, Crowd::RACE_FOR_STOCK, 1)),
 };
 
 struct VersionColumn {

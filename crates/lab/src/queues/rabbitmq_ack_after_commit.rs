@@ -1,0 +1,136 @@
+//! RabbitMQ, acknowledged after the commit, with an outbox.
+//!
+//! Adds: the script notes the order in an outbox in the same step in which it deducts, and the entry goes once the broker has confirmed the
+//! message; a node that starts sends what is left. The consumer acknowledges after the commit. The order id is the primary key.
+//! Wrong: nothing is lost or doubled, but after the sell-out every request still costs a call of Redis.
+//! Next: the family sold-out refuses them in the process. The tier queued of Stampede is built like this, in batches.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use lapin::options::{
+    BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
+    QueueDeclareOptions,
+};
+use lapin::types::FieldTable;
+use lapin::{BasicProperties, Channel, Connection};
+use redis::{AsyncCommands as _, Script};
+use sqlx::MySqlPool;
+
+use super::{QueuedShop, answer, broker_crash, crash_and_load};
+use crate::driver::{Answer, Shop};
+use crate::meter::CountedRedis;
+use crate::run::Lab;
+use crate::servers::ServerKind;
+use crate::site::Site;
+use crate::{Expected, Family, Measured, Result, Version};
+
+pub const VERSION: Version = Version {
+    name: "queues/rabbitmq-ack-after-commit",
+    family: Family::Queues,
+    expected: Expected::Sound,
+    because: "an order is in the outbox, in the queue or in the database at any time, and writing it twice has no effect",
+    needs: &[ServerKind::MariaDb, ServerKind::Redis, ServerKind::RabbitMq],
+    source: include_str!("rabbitmq_ack_after_commit.rs"),
+    story_zh: "脚本在扣减的同一步写入发件箱（outbox），Broker 确认后才删除，节点启动时补发剩下的；消费者提交之后才确认；订单号是主键。\n\
+        问题：不丢也不重，但售罄之后每个请求仍要访问一次 Redis。\n\
+        下一步：“售罄缓存”在进程内直接拒绝。Stampede 的 queued 就是这样做的，并且成批处理。",
+    run: |lab, version| Box::pin(run(lab, version)),
+};
+
+const ADMIT: &str = r"
+    if redis.call('SISMEMBER', KEYS[2], ARGV[1]) == 1 then return 2 end
+    if tonumber(redis.call('GET', KEYS[1])) < 1 then return 1 end
+    redis.call('DECR', KEYS[1])
+    redis.call('SADD', KEYS[2], ARGV[1])
+    redis.call('SADD', KEYS[3], ARGV[1])
+    return 0";
+
+const PREFETCH: u16 = 64;
+
+async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
+    let mut measured = crash_and_load::<AckAfterCommit>(lab, version).await?;
+    broker_crash::<AckAfterCommit>(lab, version, &mut measured).await?;
+    Ok(measured)
+}
+
+struct AckAfterCommit {
+    db: MySqlPool,
+    redis: CountedRedis,
+    site: Site,
+    channel: Channel,
+    _connection: Connection,
+}
+
+impl AckAfterCommit {
+    async fn publish(&self, user: u64) -> Result<()> {
+        let (queue, message) = (self.site.queue.as_str(), user.to_string());
+        let options = BasicPublishOptions::default();
+        let confirm = self
+            .channel
+            .basic_publish(
+                "".into(),
+                queue.into(),
+                options,
+                message.as_bytes(),
+                BasicProperties::default().with_delivery_mode(2),
+            )
+            .await?;
+        if confirm.await?.is_ack() {
+            let _: u64 = self.redis.clone().srem("outbox", user).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Shop for AckAfterCommit {
+    async fn open(site: &Site) -> Result<Self> {
+        let mut redis = site.redis()?;
+        let _: bool = redis.set_nx("stock", site.stock).await?;
+        let connection = site.rabbitmq().await?;
+        let channel = connection.create_channel().await?;
+        let durable = QueueDeclareOptions { durable: true, ..Default::default() };
+        channel.queue_declare(site.queue.as_str().into(), durable, FieldTable::default()).await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        let shop = Self { db: site.db()?, redis, site: site.clone(), channel, _connection: connection };
+        let unsent: Vec<u64> = shop.redis.clone().smembers("outbox").await?;
+        for user in unsent {
+            shop.publish(user).await?;
+        }
+        Ok(shop)
+    }
+
+    async fn buy(&self, user: u64) -> Result<Answer> {
+        let admit = Script::new(ADMIT);
+        let mut redis = self.redis.clone();
+        let admitted = admit.key("stock").key("buyers").key("outbox").arg(user).invoke_async(&mut redis).await?;
+        if admitted == 0 {
+            self.publish(user).await?;
+        }
+        Ok(answer(admitted))
+    }
+}
+
+impl QueuedShop for AckAfterCommit {
+    async fn work(self: Arc<Self>) -> Result<()> {
+        let options = BasicConsumeOptions { no_ack: false, ..Default::default() };
+        let queue = self.site.queue.as_str();
+        self.channel.basic_qos(PREFETCH, BasicQosOptions::default()).await?;
+        let mut orders = self.channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await?;
+        while let Some(order) = orders.next().await {
+            let order = order?;
+            let user: u64 = String::from_utf8_lossy(&order.data).parse().unwrap_or_default();
+            self.site.kill.pass().await;
+            let insert = sqlx::query("INSERT IGNORE INTO orders (id, user_id) VALUES (?, ?)");
+            insert.bind(user).bind(user).execute(&self.db).await?;
+            order.ack(BasicAckOptions::default()).await?;
+        }
+        Ok(())
+    }
+
+    async fn queued(&self) -> Result<u64> {
+        let passive = QueueDeclareOptions { passive: true, durable: true, ..Default::default() };
+        let queue = self.channel.queue_declare(self.site.queue.as_str().into(), passive, FieldTable::default()).await?;
+        Ok(queue.message_count().into())
+    }
+}
