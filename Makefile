@@ -1,4 +1,4 @@
-# The two main commands: `make run` and `make test`.
+# The two main commands: `make run` and `make test`. `make run` and `make demo` build without the command `lab`, which takes a while to compile.
 
 CARGO ?= cargo
 MINUTES ?= 10
@@ -10,7 +10,7 @@ TESTED = --workspace --features stampede-cli/failpoints
 END_TO_END = $(sort $(basename $(notdir $(filter-out %/main.rs %/shop.rs %/cluster.rs,$(wildcard crates/cli/tests/it/*.rs)))) \
 	$(notdir $(patsubst %/mod.rs,%,$(wildcard crates/cli/tests/it/*/mod.rs))))
 
-.PHONY: help run demo test lint soak chaos bench deps
+.PHONY: help run demo test lint soak chaos bench lab deps
 
 help:
 	@echo "make run              build and serve the tier solo with demo data on http://127.0.0.1:8080/"
@@ -23,13 +23,14 @@ help:
 	@echo "                      ($(END_TO_END))"
 	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed, CHAOS_SEED=n replays it"
 	@echo "make bench            load test with verification; the report is written to target/bench; TIER=shared: of that tier"
+	@echo "make lab              the known versions of a flash sale side by side; the report is written to target/lab"
 	@echo "make deps             licences, sources and known advisories of all dependencies (installs cargo-deny)"
 
 run:
-	$(CARGO) run --profile quick --locked -p stampede-cli -- serve --demo
+	$(CARGO) run --profile quick --locked -p stampede-cli --no-default-features -- serve --demo
 
 demo:
-	$(CARGO) run --profile quick --locked -p stampede-cli -- demo $(if $(TIER),--tier $(TIER)) $(if $(QUEUE),--queue $(QUEUE))
+	$(CARGO) run --profile quick --locked -p stampede-cli --no-default-features -- demo $(if $(TIER),--tier $(TIER)) $(if $(QUEUE),--queue $(QUEUE))
 
 lint:
 	$(CARGO) fmt --all --check
@@ -50,6 +51,9 @@ chaos:
 
 bench:
 	$(CARGO) run --release --locked -p stampede-cli -- bench $(if $(TIER),--tier $(TIER)) $(if $(QUEUE),--queue $(QUEUE)) --report target/bench
+
+lab:
+	$(CARGO) run --release --locked -p stampede-cli -- lab --report target/lab
 
 deps:
 	$(CARGO) deny --version >/dev/null 2>&1 || $(CARGO) install --locked cargo-deny

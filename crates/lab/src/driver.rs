@@ -137,8 +137,8 @@ pub async fn send<S: Shop>(shop: &Arc<S>, crowd: Crowd, seed: u64) -> Result<Ans
             Ok::<_, Error>(answers)
         });
     }
-    start.wait().await;
     let begin = Instant::now();
+    start.wait().await;
     let mut all = Answers {
         requests: requests.len() as u64,
         elapsed: Duration::ZERO,
@@ -174,9 +174,8 @@ pub async fn judge(site: &Site, crowd: Crowd, answers: &Answers, measured: &mut 
     measured.count(Flaw::Undersold, wanted.saturating_sub(orders), |left| {
         format!("{left} of {} left, with {refused} requests refused", crowd.stock)
     });
-    measured.count(Flaw::Duplicated, orders - users.len() as u64, |count| {
-        format!("second orders of people who already had one: {count}")
-    });
+    measured
+        .count(Flaw::Duplicated, orders - users.len() as u64, |count| format!("orders beyond one per person: {count}"));
     let lost = answers.bought.difference(&users).count() as u64;
     measured.count(Flaw::Lost, lost, |count| format!("confirmed orders that do not exist: {count}"));
     Ok(())
@@ -193,6 +192,8 @@ impl Measured {
         self.p99_ms = Some(answers.latencies.value_at_quantile(0.99) as f64 / 1000.0);
         self.sql_per_request = counted.sql.map(per_request);
         self.redis_per_request = counted.redis_executed.map(per_request);
-        self.redis_calls_per_request = counted.redis_sent.map(per_request);
+        // Commands of other crates are executed but not counted as sent.
+        let counted_all = counted.redis_sent.is_some_and(|sent| sent > 0 || counted.redis_executed == Some(0));
+        self.redis_calls_per_request = counted.redis_sent.filter(|_| counted_all).map(per_request);
     }
 }

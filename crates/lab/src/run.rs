@@ -176,7 +176,7 @@ impl VersionResult {
         let shown = measured.flaws.iter().find(expected).or(measured.flaws.first());
         let (verdict, reason) = match shown {
             Some((flaw, seen)) if version.expected == Expected::Flawed(*flaw) => {
-                (Verdict::Failed, format!("{seen}: {}", version.because))
+                (Verdict::Failed, format!("{seen}; {}", version.because))
             }
             Some((_, seen)) => (Verdict::Failed, seen.clone()),
             None if version.expected == Expected::Sound => (Verdict::Held, version.because.to_owned()),

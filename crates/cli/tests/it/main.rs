@@ -56,6 +56,8 @@ mod edge;
 mod fuzz;
 mod hostile;
 mod ids;
+#[cfg(feature = "lab")]
+mod lab;
 mod login;
 mod login_attack;
 mod nodes;

@@ -85,7 +85,7 @@ async fn make_ids<M: IdMaker>(lab: &Lab, version: &Version) -> Result<Measured> 
     let start = Arc::new(Barrier::new(usize::try_from(ID_TASKS).unwrap_or(0) + 1));
     let mut tasks = JoinSet::new();
     for task in 0..ID_TASKS {
-        let (maker, start) = (nodes[usize::from(task % 2 == 0)].clone(), start.clone());
+        let (maker, start) = (nodes[usize::from(task.is_multiple_of(2))].clone(), start.clone());
         tasks.spawn(async move {
             start.wait().await;
             let mut ids = Vec::new();

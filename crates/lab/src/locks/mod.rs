@@ -41,6 +41,8 @@ pub const VERSIONS: &[&Version] = &[
 
 /// How long a lock lasts without renewal.
 pub const LEASE: Duration = Duration::from_millis(300);
+/// How long a holder works.
+const LONG_WORK: Duration = Duration::from_millis(2_400);
 /// When a lock must be free after its holder has died.
 const FREE_AFTER: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
@@ -112,7 +114,7 @@ async fn long_work<L: NodeLock>(lab: &Lab, version: &Version, measured: &mut Mea
     let site = lab.site(version, 0, RacePoint::open()).await?;
     let (first, second) = (L::connect(&site).await?, L::connect(&site).await?);
     let held = acquire_within(&first, FREE_AFTER).await?.ok_or(Error::TimedOut("the first node gets the lock"))?;
-    let both = acquire_within(&second, LEASE * 4).await?.is_some();
+    let both = acquire_within(&second, LONG_WORK).await?.is_some();
     // It may have been lost.
     let _ = first.release(held).await;
     measured.count(Flaw::Duplicated, both.into(), |_| {

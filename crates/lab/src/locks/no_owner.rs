@@ -40,7 +40,7 @@ impl NodeLock for NoOwner {
     async fn acquire(&self, user: u64) -> Result<Option<Self::Held>> {
         let key = format!("lock:{user}");
         let mut set = redis::cmd("SET");
-        set.arg(&key).arg(&"taken").arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
+        set.arg(&key).arg("taken").arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
         Ok(set.map(|_| key))
     }

@@ -1,7 +1,7 @@
 //! The thread as the owner.
 //!
 //! Adds: the value is the number of the thread that acquired the lock, and it is deleted only if the value is that number.
-//! Wrong: every process counts its threads from one. A thread of another node has the same number, and its lock is taken for one's own.
+//! Wrong: every process counts its threads from one. A thread of another node has the same number, so its lock passes the check too.
 //! Next: a random owner, which no other node has.
 
 use redis::Script;
@@ -47,7 +47,7 @@ impl NodeLock for ThreadId {
     async fn acquire(&self, user: u64) -> Result<Option<Self::Held>> {
         let key = format!("lock:{user}");
         let mut set = redis::cmd("SET");
-        set.arg(&key).arg(&THREAD).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
+        set.arg(&key).arg(THREAD).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
         Ok(set.map(|_| key))
     }

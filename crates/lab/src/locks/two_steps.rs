@@ -40,7 +40,7 @@ impl NodeLock for TwoSteps {
     async fn acquire(&self, user: u64) -> Result<Option<Self::Held>> {
         let (key, owner) = (format!("lock:{user}"), rand::random::<u64>());
         let mut set = redis::cmd("SET");
-        set.arg(&key).arg(&owner).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
+        set.arg(&key).arg(owner).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
         Ok(set.map(|_| (key, owner)))
     }

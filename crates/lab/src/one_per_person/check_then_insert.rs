@@ -1,6 +1,6 @@
 //! Count the orders of the user, then insert.
 //!
-//! Adds: a query for orders of the user. Who has one is refused.
+//! Adds: a query for orders of the user. A user that has one is refused.
 //! Wrong: two requests of the same user can both count zero before either inserts.
 //! Next: a lock per user makes the requests of one user wait for each other.
 

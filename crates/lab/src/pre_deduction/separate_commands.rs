@@ -1,6 +1,6 @@
 //! Deduct in Redis, command by command.
 //!
-//! Adds: stock and buyers in Redis. Who finds no stock there, or has bought already, never reaches the database.
+//! Adds: stock and buyers in Redis. Requests that find no stock there, or whose user has bought already, never reach the database.
 //! Wrong: checking and deducting are separate commands. Between them, other buyers check as well, and all of them deduct.
 //! Next: a Lua script, which Redis executes as one step.
 

@@ -30,6 +30,9 @@ pub const VERSION: Version = Version {
     run: |lab, version| Box::pin(run(lab, version)),
 };
 
+/// An id, and one field with its value.
+type Entry = (String, (String, u64));
+
 const ADMIT: &str = r"
     if redis.call('SISMEMBER', KEYS[2], ARGV[1]) == 1 then return 2 end
     if tonumber(redis.call('GET', KEYS[1])) < 1 then return 1 end
@@ -71,7 +74,7 @@ impl QueuedShop for StreamFromEnd {
         loop {
             let mut read = redis::cmd("XREAD");
             read.arg(&["COUNT", "1", "BLOCK", "1000", "STREAMS", "orders", "$"]);
-            let read: Option<Vec<(String, Vec<(String, (String, u64))>)>> = read.query_async(&mut blocking).await?;
+            let read: Option<Vec<(String, Vec<Entry>)>> = read.query_async(&mut blocking).await?;
             for (_, (_, user)) in read.into_iter().flatten().flat_map(|(_, entries)| entries) {
                 sqlx::query("INSERT INTO orders (user_id) VALUES (?)").bind(user).execute(&self.db).await?;
             }

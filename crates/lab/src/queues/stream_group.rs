@@ -30,6 +30,9 @@ pub const VERSION: Version = Version {
     run: |lab, version| Box::pin(crash_and_load::<StreamGroup>(lab, version)),
 };
 
+/// An id, and one field with its value.
+type Entry = (String, (String, u64));
+
 const ADMIT: &str = r"
     if redis.call('SISMEMBER', KEYS[2], ARGV[1]) == 1 then return 2 end
     if tonumber(redis.call('GET', KEYS[1])) < 1 then return 1 end
@@ -73,7 +76,7 @@ impl QueuedShop for StreamGroup {
         loop {
             let mut read = redis::cmd("XREADGROUP");
             read.arg(&["GROUP", "writers", "node", "COUNT", "16", "BLOCK", "1000", "STREAMS", "orders", from]);
-            let read: Option<Vec<(String, Vec<(String, (String, u64))>)>> = read.query_async(&mut blocking).await?;
+            let read: Option<Vec<(String, Vec<Entry>)>> = read.query_async(&mut blocking).await?;
             let entries: Vec<_> = read.into_iter().flatten().flat_map(|(_, entries)| entries).collect();
             if entries.is_empty() {
                 from = ">";

@@ -117,7 +117,7 @@ async fn hot_missing_expired<R: Reader>(lab: &Lab, version: &Version) -> Result<
     measured
         .figures
         .push(("database calls per 10,000 reads of an expired shop", per_10_000(counted, EXPIRIES * READERS)));
-    measured.count(Flaw::Overload, u64::from(calls > EXPIRIES * 2), |_| {
+    measured.count(Flaw::Overload, u64::from(calls > EXPIRIES * READERS / 8), |_| {
         format!("{calls} database calls after {EXPIRIES} expiries of one shop")
     });
     site.close().await;

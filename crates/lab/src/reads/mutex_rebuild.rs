@@ -1,6 +1,6 @@
 //! One reader rebuilds, the others wait.
 //!
-//! Adds: who finds nothing takes a lock, looks again, and loads. The others wait for a moment and read the cache again. Empty values stay.
+//! Adds: a reader that finds nothing takes a lock, looks again, and loads. The others wait for a moment and read the cache again. Empty values stay.
 //! Wrong: readers wait for as long as the database takes.
 //! Next: return the old value meanwhile.
 

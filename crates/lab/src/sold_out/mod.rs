@@ -43,7 +43,7 @@ impl<S: SoldOutShop> Shop for TwoNodes<S> {
     }
 
     async fn buy(&self, user: u64) -> Result<Answer> {
-        self.0[usize::from(user % 2 == 0)].buy(user).await
+        self.0[usize::from(user.is_multiple_of(2))].buy(user).await
     }
 }
 

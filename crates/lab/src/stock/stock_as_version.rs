@@ -1,7 +1,7 @@
 //! Compare the stock that was read.
 //!
 //! Adds: the stock is its own version: the deduction is valid only if the stock is still what was read.
-//! Wrong: the same as with a version column. Of all who have read the same stock, one succeeds, and the rest stays unsold.
+//! Wrong: the same as with a version column. Of all buyers that have read the same stock, one succeeds, and the rest stays unsold.
 //! Next: a buyer does not care what the stock is, as long as there is one left. The condition becomes an inequality.
 
 use sqlx::MySqlPool;

@@ -1,7 +1,7 @@
 //! Compare a version column.
 //!
 //! Adds: an optimistic lock. The version is read with the stock, and the deduction is valid only if the version is still the same.
-//! Wrong: of all who have read the same version, one succeeds. The others are refused although there is stock, and it stays unsold.
+//! Wrong: of all buyers that have read the same version, one succeeds. The others are refused although there is stock, and it stays unsold.
 //! Next: the stock itself can be the version, which saves the column.
 
 use sqlx::MySqlPool;
