@@ -16,8 +16,8 @@ for i = 4, #ARGV do
         orders = orders + math.max(0, math.floor((#found[1][2] - 4) / 2))
     end
 end
--- Only where the sale exists: a counter alone must not create it.
 if redis.call('EXISTS', KEYS[1]) == 1 then
+    -- Only where the sale exists: a counter alone must not create it.
     if redis.call('XLEN', KEYS[2]) == 0 then
         -- Also after an entry that could not be read, whose number of orders is not known.
         redis.call('HSET', KEYS[1], 'pending', '0')
