@@ -43,8 +43,9 @@ pub const VERSIONS: &[&Version] = &[
 const CRASH: Crowd = Crowd { buyers: 60, tries: 2, stock: 40 };
 /// How long the queue may take to be worked off.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Orders count as lost if the queue is empty and no order was written for this long.
-const QUIET: Duration = Duration::from_millis(500);
+/// Orders count as lost if the queue has been empty and no order was written for this long. What a consumer has taken and not yet written
+/// is not in the queue.
+const QUIET: Duration = Duration::from_millis(1_500);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A shop whose orders are written by a worker.
@@ -125,6 +126,9 @@ pub(crate) async fn drain<S: QueuedShop>(node: &mut Node<S>, site: &Site, confir
             (last, since) = (orders.unsigned_abs(), Instant::now());
         }
         let queued = node.shop.queued().await?;
+        if queued > 0 {
+            since = Instant::now();
+        }
         if queued == 0 && (last >= confirmed || since.elapsed() > QUIET) {
             return Ok(());
         }
