@@ -42,7 +42,7 @@ impl Reconcile {
                         finding["order_id"].as_str().map(|order| format!("  order {order}")).unwrap_or_default();
                     writeln!(
                         out,
-                        "{:<24}{:<22}  {:<9}  sale {}{order}  {}",
+                        "{:<24}  {:<22}  {:<9}  sale {}{order}  {}",
                         text("at"),
                         text("finding"),
                         text("outcome"),

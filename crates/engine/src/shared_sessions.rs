@@ -91,9 +91,9 @@ impl SharedSessions {
         format!("{}s", self.prefix)
     }
 
-    /// Whether every end of a session since the last subscription has arrived, or will.
+    /// Whether every end of a session since the last subscription has arrived, or will. Not while Redis does not publish.
     pub(crate) fn is_listening(&self) -> bool {
-        self.is_listening.load(Ordering::Acquire)
+        self.is_listening.load(Ordering::Acquire) && self.gate.accepts_writes()
     }
 
     /// The number of the present subscription. What was read under an earlier one must not be cached.
@@ -141,7 +141,7 @@ impl SharedSessions {
     ) -> Result<Option<Session>, LedgerError> {
         // The same keys for the whole look-up: if the incarnation changes meanwhile, the copy is one of the earlier time.
         let keys = self.keys(id, user);
-        if !self.gate.is_answering() {
+        if !self.gate.is_answering() || !self.gate.accepts_writes() {
             return accounts.session(id, now).await;
         }
         match self.get(&keys, id).await {
@@ -199,7 +199,9 @@ impl SharedSessions {
         let done = match self.write(&ended).await {
             Ok(()) => return Ok(()),
             // No copy is used meanwhile, so the caches are all that has to be cleared.
-            Err(error) if error.is_write_refusal() => self.publish(&ended).await,
+            Err(error) if error.is_write_refusal() || matches!(error, CommandError::Refused(_)) => {
+                self.publish(&ended).await
+            }
             Err(error) => Err(error),
         };
         let mut unwritten = self.unwritten.lock();

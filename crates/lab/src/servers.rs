@@ -91,6 +91,17 @@ impl Servers {
         tokio::spawn(async move { rabbitmq.get_or_try_init(start_rabbitmq).await.map(drop) });
     }
 
+    /// Makes RabbitMQ write its log of definitions to disk.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn sync_rabbitmq(&self) -> Result<()> {
+        let server = self.rabbitmq()?;
+        let sync = move || rabbitmq::control(&server, &["eval", "mnesia:sync_log()."]);
+        let synced = tokio::task::spawn_blocking(sync).await.map_err(|error| Error::Failed(error.to_string()))??;
+        if synced.trim() == "ok" { Ok(()) } else { Err(Error::Failed(format!("RabbitMQ: {synced}"))) }
+    }
+
     /// Kills RabbitMQ and starts it again on the same data.
     ///
     /// # Errors

@@ -76,11 +76,12 @@ impl CommandError {
         }
     }
 
-    /// Whether Redis answers but refuses writes: its memory or its disk is full, its replicas are away, or it is a replica itself.
+    /// Whether Redis answers but refuses writes: its memory or its disk is full, its replicas are away, or it is a replica itself; or the
+    /// rights of the user do not suffice.
     pub fn is_write_refusal(&self) -> bool {
         match self {
             Self::Refused(error) | Self::NotSent(error) => {
-                matches!(error.code(), Some("OOM" | "MISCONF" | "NOREPLICAS" | "READONLY"))
+                matches!(error.code(), Some("OOM" | "MISCONF" | "NOREPLICAS" | "READONLY" | "NOPERM"))
             }
             Self::Unknown(_) => false,
         }

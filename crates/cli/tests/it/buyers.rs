@@ -138,7 +138,7 @@ async fn order_is_visible_to_its_owner_and_cancelled_once() {
     assert_eq!(mine["orders"].as_array().unwrap().len(), 1);
     assert_eq!(mine["orders"][0]["status"], "cancelled");
     let stores = ledger(&storage).await;
-    until("no release is pending", async || stores.ledger.pending_releases(10).await.unwrap().is_empty()).await;
+    until("no release is pending", async || stores.ledger.pending_releases(None, 10).await.unwrap().is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -112,8 +112,8 @@ pub trait OrderLedger: Send + Sync {
     /// Cancels the user's own unpaid order: the stock is returned, and a [`PendingRelease`] is stored.
     async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome>;
 
-    /// Marks still to be released in the gate, at most `limit`.
-    async fn pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>>;
+    /// Marks still to be released in the gate, of orders above `after`, by rising order, at most `limit`.
+    async fn pending_releases(&self, after: Option<OrderId>, limit: u32) -> Result<Vec<PendingRelease>>;
 
     /// Deletes pending releases whose marks have been released.
     async fn delete_pending_releases(&self, orders: &[OrderId]) -> Result<()>;

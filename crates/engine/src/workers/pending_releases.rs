@@ -1,6 +1,6 @@
 //! Releases the marks of orders that died in the ledger, from the ledger's list of pending releases.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,19 +80,28 @@ async fn release_all(
     is_retired: &(dyn Fn(SaleId) -> bool + Sync),
     failures: &mut HashMap<SaleId, u32>,
 ) -> Result<(), Error> {
+    // Releases that fail do not hold up those after them.
+    let mut failed_now = HashSet::new();
+    let (mut after, mut first_error): (Option<OrderId>, Option<GateError>) = (None, None);
     loop {
-        let pending = ledger.pending_releases(BATCH).await?;
-        if pending.is_empty() {
-            failures.clear();
-            return Ok(());
-        }
+        let pending = ledger.pending_releases(after, BATCH).await?;
+        let Some(last) = pending.last() else {
+            if first_error.is_none() {
+                failures.clear();
+            }
+            return first_error.map_or(Ok(()), |error| Err(error.into()));
+        };
+        after = Some(last.order);
         let mut by_sale: HashMap<SaleId, Vec<Release>> = HashMap::new();
         for release in &pending {
             let (user, order) = (release.user, release.order);
             by_sale.entry(release.sale).or_default().push(Release { user, order, existing: None });
         }
-        let (mut released, mut failed): (Vec<OrderId>, Option<GateError>) = (Vec::new(), None);
+        let mut released: Vec<OrderId> = Vec::new();
         for (sale, releases) in by_sale {
+            if failed_now.contains(&sale) {
+                continue;
+            }
             // A sale that is long over has no marks any more.
             let done = if is_retired(sale) { Ok(Vec::new()) } else { tier.gate().release(sale, &releases).await };
             match done {
@@ -101,14 +110,12 @@ async fn release_all(
                     released.extend(releases.iter().map(|release| release.order));
                 }
                 Err(error) => {
+                    failed_now.insert(sale);
                     *failures.entry(sale).or_default() += 1;
-                    failed = Some(error);
+                    first_error = first_error.or(Some(error));
                 }
             }
         }
         ledger.delete_pending_releases(&released).await?;
-        if let Some(error) = failed {
-            return Err(error.into());
-        }
     }
 }

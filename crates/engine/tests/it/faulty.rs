@@ -92,8 +92,8 @@ impl OrderLedger for Faulty {
         self.inner.cancel(order, user, now).await
     }
 
-    async fn pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>> {
-        self.inner.pending_releases(limit).await
+    async fn pending_releases(&self, after: Option<OrderId>, limit: u32) -> Result<Vec<PendingRelease>> {
+        self.inner.pending_releases(after, limit).await
     }
 
     async fn delete_pending_releases(&self, orders: &[OrderId]) -> Result<()> {

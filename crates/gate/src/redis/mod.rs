@@ -140,6 +140,8 @@ impl Incarnation {
 pub struct RedisGate {
     client: Arc<Client>,
     breaker: Breaker,
+    writable: Script,
+    accepts_writes: AtomicBool,
     ledger: String,
     /// The most entries in the outbox of a sale.
     outbox_bound: u32,
@@ -150,7 +152,15 @@ impl RedisGate {
     /// The gate of the ledger with this record. Nothing is sent.
     pub fn new(client: Arc<Client>, record: &GateRecord, outbox_bound: u32) -> Self {
         let current = RwLock::new(Incarnation::new(record));
-        Self { client, breaker: Breaker::new(), ledger: record.ledger_id.clone(), outbox_bound, current }
+        Self {
+            client,
+            breaker: Breaker::new(),
+            writable: Script::new(include_str!("lua/writable.lua")),
+            accepts_writes: AtomicBool::new(true),
+            ledger: record.ledger_id.clone(),
+            outbox_bound,
+            current,
+        }
     }
 
     /// Whether Redis answers, as far as this node knows. While it does not, requests to buy should not be sent: the next call of anything
@@ -231,17 +241,25 @@ impl RedisGate {
         Ok(found.into_iter().all(|found| found))
     }
 
-    /// Why Redis refuses writes (its memory is full, or its replicas are away); `None` if it accepts them.
+    /// Why Redis refuses to write or to publish (its memory is full, its replicas are away, or the rights of its user do not suffice);
+    /// `None` if it does both.
     pub async fn write_refusal(&self) -> Result<Option<String>, GateError> {
-        let mut command = redis::cmd("SET");
-        command.arg(format!("stampede:{}:writable", self.ledger)).arg("1").arg("PX").arg(WRITABLE_TTL_MS);
-        match self.client.send(command).await {
-            Err(error) if error.is_write_refusal() => {
+        let name = format!("stampede:{}:writable", self.ledger);
+        let args = [WRITABLE_TTL_MS.to_string(), name.clone()];
+        let reply = self.client.eval(&self.writable, &[name], &args).await;
+        self.accepts_writes.store(reply.is_ok(), Ordering::Release);
+        match reply {
+            Err(error) if error.is_write_refusal() || matches!(error, CommandError::Refused(_)) => {
                 self.breaker.answered();
                 Ok(Some(error.to_string()))
             }
             reply => self.answered(reply).map(|_| None).map_err(|error| gate_error(&error)),
         }
+    }
+
+    /// Whether Redis wrote and published when it was last asked to.
+    pub fn accepts_writes(&self) -> bool {
+        self.accepts_writes.load(Ordering::Acquire)
     }
 
     /// Makes requests for this sale go to the gate, under the epoch that the ledger calls open.
@@ -289,7 +307,7 @@ impl RedisGate {
     /// Closes a sale at the beginning of a rebuild. `false` if a newer incarnation has it.
     pub async fn close(&self, sale: SaleId, epoch: Epoch) -> Result<bool, GateError> {
         let current = self.current();
-        let keys = [self.key(sale, "sale")];
+        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
         let closed: i64 = self.call(&current, &current.scripts.close, &keys, &[epoch.0.to_string()]).await?;
         Ok(closed == 1)
     }
@@ -376,7 +394,10 @@ impl RedisGate {
         let Some(epoch) = epoch else { return Ok(None) };
         let marks = fields.iter().filter(|(user, _)| user != "#epoch");
         let parse = |(user, order): &(String, String)| Some((user.parse().ok()?, order.parse().ok()?));
-        let marks = marks.map(parse).collect::<Option<Vec<_>>>().ok_or(GateError::Lost)?;
+        let (all, marks) = (fields.len() - 1, marks.filter_map(parse).collect::<Vec<_>>());
+        if marks.len() < all {
+            tracing::error!(%sale, marks = all - marks.len(), "marks in Redis cannot be read and are ignored; the gate did not write them");
+        }
         Ok(Some((Epoch(epoch), marks)))
     }
 
@@ -550,10 +571,27 @@ fn read<T: FromRedisValue>(reply: Value) -> Result<T, GateError> {
     })
 }
 
+/// Whether a key has another type, or lacks a field, that the gate's scripts have written.
+fn is_damaged(error: &redis::RedisError) -> bool {
+    let is_failed_script = || {
+        let text = error.to_string();
+        text.contains("user_script") && !text.contains("ACL failure")
+    };
+    match error.code() {
+        Some("WRONGTYPE") => true,
+        Some("ERR") => is_failed_script(),
+        _ => false,
+    }
+}
+
 fn gate_error(error: &CommandError) -> GateError {
     match error {
         CommandError::NotSent(_) => GateError::NotSent,
         CommandError::Unknown(_) => GateError::Unanswered,
+        CommandError::Refused(error) if is_damaged(error) => {
+            tracing::error!(%error, "keys of the gate in Redis are damaged: another program has written to them");
+            GateError::Lost
+        }
         // A script that fails half-way may have written.
         CommandError::Refused(error) => {
             tracing::error!(%error, "the gate refused a command");

@@ -80,6 +80,8 @@ pub async fn crash_and_load<S: QueuedShop>(lab: &Lab, version: &Version) -> Resu
 async fn broker_crash<S: QueuedShop>(lab: &Lab, version: &Version, measured: &mut Measured) -> Result<()> {
     let site = lab.site(version, CRASH.stock, RacePoint::open()).await?;
     let shop = Arc::new(S::open(&site).await?);
+    // The definition of a queue is in memory for a moment, and a queue of a real shop is older than that.
+    lab.servers.sync_rabbitmq().await?;
     let answers = send(&shop, CRASH, lab.seed).await?;
     lab.servers.kill_rabbitmq().await?;
     let mut node = start::<S>(&site).await?;

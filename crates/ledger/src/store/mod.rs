@@ -113,8 +113,8 @@ impl OrderLedger for Store {
         retry_conflicts!(self.cancel_order(order, user, now))
     }
 
-    async fn pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>> {
-        self.read_pending_releases(limit).await
+    async fn pending_releases(&self, after: Option<OrderId>, limit: u32) -> Result<Vec<PendingRelease>> {
+        self.read_pending_releases(after, limit).await
     }
 
     async fn delete_pending_releases(&self, orders: &[OrderId]) -> Result<()> {

@@ -166,9 +166,14 @@ impl Store {
         Ok(TransitionOutcome::Done(order))
     }
 
-    pub(super) async fn read_pending_releases(&self, limit: u32) -> Result<Vec<PendingRelease>> {
-        let sql = "SELECT order_id, sale_id, user_id FROM pending_releases ORDER BY order_id LIMIT ?";
-        let rows = self.db.rows(sql, args![limit]).await?;
+    pub(super) async fn read_pending_releases(
+        &self,
+        after: Option<OrderId>,
+        limit: u32,
+    ) -> Result<Vec<PendingRelease>> {
+        let sql =
+            "SELECT order_id, sale_id, user_id FROM pending_releases WHERE order_id > ? ORDER BY order_id LIMIT ?";
+        let rows = self.db.rows(sql, args![after.map_or(0, OrderId::get), limit]).await?;
         let bad = |_| unreadable("a row of pending_releases");
         let read = |row: &Row| {
             Ok(PendingRelease {

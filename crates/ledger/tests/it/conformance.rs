@@ -182,13 +182,13 @@ pub async fn cancels_once(stores: &Stores) {
     assert_eq!(check(stores, sale).await, 0);
     assert_eq!(stores.ledger.live_order(sale, user(1)).await.unwrap(), None);
 
-    let pending_releases = stores.ledger.pending_releases(10).await.unwrap();
+    let pending_releases = stores.ledger.pending_releases(None, 10).await.unwrap();
     assert_eq!(
         pending_releases.iter().map(|o| (o.order, o.sale, o.user)).collect::<Vec<_>>(),
         [(order(1), sale, user(1))]
     );
     stores.ledger.delete_pending_releases(&[order(1)]).await.unwrap();
-    assert_eq!(stores.ledger.pending_releases(10).await.unwrap(), []);
+    assert_eq!(stores.ledger.pending_releases(None, 10).await.unwrap(), []);
 }
 
 pub async fn cancelled_order_stays_cancelled(stores: &Stores) {

@@ -44,9 +44,26 @@ async fn receiver() -> (SocketAddr, mpsc::Receiver<(String, String)>) {
     (address, received)
 }
 
+/// The next request whose body is not of another case.
+async fn received(
+    requests: &mut mpsc::Receiver<(String, String)>,
+    timeout: Duration,
+    is_other: impl Fn(&str) -> bool,
+) -> (String, String) {
+    let next = async {
+        loop {
+            let (signature, body) = requests.recv().await.unwrap();
+            if !is_other(&body) {
+                return (signature, body);
+            }
+        }
+    };
+    tokio::time::timeout(timeout, next).await.unwrap()
+}
+
 /// Marks that cannot be released are reported to the webhook and to the phones, once, and are in the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn people_are_told_once_of_what_needs_them() {
+async fn operators_get_one_alert_for_each_case() {
     const SECRET: &str = "a-secret-of-the-operator";
     let (alerts, mut alerted) = receiver().await;
     let (messages, mut messaged) = receiver().await;
@@ -83,7 +100,9 @@ async fn people_are_told_once_of_what_needs_them() {
     let stores = ledger(&nodes.storages[0]).await;
     let now = stampede_core::Clock::now(&stampede_core::SystemClock);
     stores.ledger.cancel(order, buyer.id, now).await.unwrap();
-    let (signature, body) = tokio::time::timeout(Duration::from_secs(120), alerted.recv()).await.unwrap().unwrap();
+    // The missing right itself is another case, with an alert of its own.
+    let is_other = |body: &str| body.contains("redis_unsuitable");
+    let (signature, body) = received(&mut alerted, Duration::from_secs(120), is_other).await;
     let told: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(
         (told["alert"].as_str(), told["about"].as_str()),
@@ -94,7 +113,7 @@ async fn people_are_told_once_of_what_needs_them() {
     mac.update(format!("{seconds}.{body}").as_bytes());
     let expected: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, expected);
-    let (_, body) = tokio::time::timeout(Duration::from_secs(10), messaged.recv()).await.unwrap().unwrap();
+    let (_, body) = received(&mut messaged, Duration::from_secs(10), is_other).await;
     let message: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(message["phone"], "13900139000");
     let text = message["text"].as_str().unwrap();
@@ -103,6 +122,8 @@ async fn people_are_told_once_of_what_needs_them() {
     until("the mark is released", async || ask(&["hexists", &live, &buyer.id.to_string()]) != "1").await;
     let log = nodes.shops[1].client().await.get("/admin/v1/reconcile", TOKEN).await.unwrap().json();
     assert!(findings(&log).iter().any(|(what, _, outcome)| what == "release_failed" && outcome == "failed"), "{log}");
-    assert!(alerted.try_recv().is_err(), "two nodes failed to release it, and one has told");
+    while let Ok((_, body)) = alerted.try_recv() {
+        assert!(is_other(&body), "two nodes failed to release it, and one has reported it: {body}");
+    }
     verify_without_history(&nodes, sale).await;
 }

@@ -2,7 +2,7 @@
 //! without intervention. Every test ends with the invariants.
 //!
 //! - `drift`: differences between gate and ledger are repaired while sales run; `alerts`: alerts reach operators
-//! - `memory`: Redis loses everything, a key, or the end of its file; `replicas`: a replica that lags behind is promoted
+//! - `memory`: Redis loses everything, a key, or the end of its file; `damage`: another program writes to its keys; `replicas`: a replica that lags behind is promoted
 //! - `redis_outage`, `database_outage`: a server is paused, cut off, killed, slow; `clients`: a client is cut off
 //! - `clocks`: the clocks of a node and of Redis are wrong
 //! - `edits`: sales are edited under load, and a node dies in between; `rebuilds`: rebuilds under load, also of nodes that die
@@ -10,6 +10,7 @@
 mod alerts;
 mod clients;
 mod clocks;
+mod damage;
 mod database_outage;
 mod drift;
 mod edits;

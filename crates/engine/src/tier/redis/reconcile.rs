@@ -134,10 +134,16 @@ async fn all(tier: &Arc<RedisTier>, permit: Option<&WorkPermit>, dry_run: bool) 
     let started = Instant::now();
     let sales = tier.gate.sales();
     let mut suspected = HashMap::new();
+    let mut failed = None;
     for &sale in &sales {
-        let found = find(tier, sale).await?;
-        if !found.is_empty() {
-            suspected.insert(sale, found);
+        match find(tier, sale).await {
+            Ok(found) if found.is_empty() => {}
+            Ok(found) => _ = suspected.insert(sale, found),
+            // A sale that cannot be compared does not hold up the repair of others.
+            Err(error) => {
+                tracing::warn!(%sale, error = describe(&error), "cannot compare a sale with the gate");
+                failed = Some(error);
+            }
         }
     }
     if !suspected.is_empty() {
@@ -163,7 +169,7 @@ async fn all(tier: &Arc<RedisTier>, permit: Option<&WorkPermit>, dry_run: bool) 
         report.findings.push(Reconciled { sale, order, finding: kind, detail, outcome });
     }
     histogram!("stampede_reconcile_seconds").record(started.elapsed());
-    Ok(report)
+    failed.map_or(Ok(report), Err)
 }
 
 /// The differences of one sale.

@@ -39,6 +39,8 @@ const REPEATED_WITHIN: Duration = Duration::from_secs(300);
 const IDLE_ROUNDS: u64 = 10;
 /// A sale can be bought soon if it begins within this time, and was until lately if it has ended within it.
 const NEAR_WINDOW: Duration = Duration::from_secs(60);
+/// How many characters of a cause tell two alerts apart.
+const MAX_ALERT_CAUSE: usize = 80;
 /// Sales that are compared with the gate at once.
 const CONCURRENT_SNAPSHOTS: usize = 16;
 /// The epoch of a sale that has never been rebuilt.
@@ -288,7 +290,9 @@ impl Recovery {
         tier.is_unsuitable.store(matches!(reason, Some(NotReady::Unsuitable(_))), Ordering::Relaxed);
         if let Some(reason @ (NotReady::Unsuitable(_) | NotReady::ReadOnly(_))) = &reason {
             let message = format!("{reason} {}", reason.cause()).trim_end().to_owned();
-            tier.context.alerts.raise(AlertKind::Unsuitable, "Redis".to_owned(), message).await;
+            // Each cause is a case of its own.
+            let about = format!("Redis: {}", message.chars().take(MAX_ALERT_CAUSE).collect::<String>());
+            tier.context.alerts.raise(AlertKind::Unsuitable, about, message).await;
         }
         match (before, reason) {
             (None, Some(reason)) => tracing::error!(%reason, cause = reason.cause(), "the gate cannot be used"),

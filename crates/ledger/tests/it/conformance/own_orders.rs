@@ -24,7 +24,7 @@ pub async fn cancellation_is_never_older_than_its_order(stores: &Stores) {
     assert_eq!(stores.ledger.order(order(1)).await.unwrap(), Some(cancelled.clone()));
     let again = stores.ledger.cancel(order(1), user(1), NOW).await.unwrap();
     assert_eq!(again, TransitionOutcome::Repeated(cancelled), "cancelled once, answered alike");
-    assert_eq!(stores.ledger.pending_releases(10).await.unwrap().len(), 1);
+    assert_eq!(stores.ledger.pending_releases(None, 10).await.unwrap().len(), 1);
 }
 
 pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {

@@ -43,7 +43,7 @@ pub async fn quarantined_orders_keep_their_mark_until_an_operator_acts(stores: &
     assert_eq!(record(stores, sale, &[(3, 3)]).await, [RecordOutcome::Dead], "a discarded order stays dead");
     assert_eq!(
         ledger
-            .pending_releases(10)
+            .pending_releases(None, 10)
             .await
             .unwrap()
             .iter()
@@ -71,7 +71,7 @@ pub async fn quarantine_yields_to_rows_epochs_and_stock(stores: &Stores) {
     let refused = RecordOutcome::Rejected { reason: RejectReason::SoldOut, existing: None };
     assert_eq!(ledger.retry_quarantined(order(3)).await.unwrap(), Some(refused));
     assert_eq!(ledger.order(order(3)).await.unwrap().unwrap().status, OrderStatus::Rejected);
-    assert_eq!(ledger.pending_releases(10).await.unwrap().len(), 1, "its mark must go");
+    assert_eq!(ledger.pending_releases(None, 10).await.unwrap().len(), 1, "its mark must go");
     assert_eq!(check(stores, sale).await, 1);
 }
 
@@ -109,5 +109,5 @@ pub async fn ignored_rows_are_an_outage(stores: &Stores) {
     assert!(is_outage(ledger.discard_quarantined(order(4)).await.unwrap_err()));
     assert_eq!(ledger.quarantined(None, 10).await.unwrap().len(), 1);
     assert_eq!(ledger.load(sale).await.unwrap().unwrap().sale.sold, 0);
-    assert_eq!(ledger.pending_releases(10).await.unwrap(), []);
+    assert_eq!(ledger.pending_releases(None, 10).await.unwrap(), []);
 }
