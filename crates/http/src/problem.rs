@@ -1,7 +1,7 @@
 //! Refusals as `application/problem+json` (RFC 9457) with a stable code. Statuses and titles are in the table of [`Code`].
 //!
 //! A handler returns a [`Problem`]; its body is written by `render`, where the language of the request is known. Bodies without details are
-//! made once, and a refusal to buy is answered with one of them ([`refusal`]).
+//! made once, and a refusal to buy is answered with one of them (`refusal`).
 
 use std::sync::LazyLock;
 use std::time::Duration;
