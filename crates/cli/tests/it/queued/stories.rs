@@ -133,7 +133,7 @@ async fn a_quarantined_order_survives_a_rebuild(kind: Kind) {
     until("the order is in quarantine", async || quarantine(&nodes.shops[0]).await.len() == 1).await;
     let order = accepted.order.unwrap();
     assert_eq!(quarantine(&nodes.shops[0]).await[0]["id"], json!(order.to_string()));
-    // Its stock stays taken, and its owner is told of the same order.
+    // Its stock stays taken, and its owner gets the same order.
     let again = history.buy(&mut client, sale, &everyone[0]).await;
     assert_eq!((again.response, again.order), (Response::Pending, Some(order)));
     assert_eq!(history.buy(&mut client, sale, &everyone[3]).await.response, Response::Pending, "the last one");
@@ -146,7 +146,7 @@ async fn a_quarantined_order_survives_a_rebuild(kind: Kind) {
     assert_eq!((retried.status.as_u16(), retried.text("outcome").as_str()), (200, "recorded"));
     let mine = history.buy(&mut client, sale, &everyone[0]).await;
     assert_eq!((mine.response, mine.order), (Response::Already, Some(order)));
-    // Cancelled: another rebuild does not bring it back, and its stock is sold to somebody else.
+    // Cancelled: another rebuild does not bring it back, and its stock is sold to another user.
     assert_eq!(history.cancel(&mut client, sale, &everyone[0], order).await.response, Response::Cancelled);
     assert_eq!(rebuild(&nodes.shops[0]).await.unwrap(), 200);
     nodes.wait_until_open(sale).await;
