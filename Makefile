@@ -18,7 +18,7 @@ help:
 	@echo "                      TIER=queued QUEUE=rabbitmq: another tier, another queue"
 	@echo "make test             format, lints, documentation and all tests with few repetitions (installs missing servers)"
 	@echo "make lint             format, lints and documentation only"
-	@echo "make soak             all tests with full repetitions, release build (up to an hour)"
+	@echo "make soak             all tests with full repetitions, release build (more than an hour)"
 	@echo "make soak ONLY=name   a part of them: a crate (lock, cache, ledger, engine, http, …) or a module of the end-to-end tests"
 	@echo "                      ($(END_TO_END))"
 	@echo "make chaos MINUTES=n  random faults with random seeds for n minutes; a failure prints its seed, CHAOS_SEED=n replays it"

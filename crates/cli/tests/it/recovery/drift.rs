@@ -76,7 +76,7 @@ fn load(
     tasks.collect()
 }
 
-/// Verifies the invariants that need no history: what was planted nobody has requested.
+/// Verifies the invariants that need no history: no user has requested what was planted.
 pub(super) async fn verify_without_history(nodes: &Nodes, sale: SaleId) {
     let shops: Vec<&Shop> = nodes.shops.iter().collect();
     verify(&Recorder::default(), &nodes.storages[0], &shops, sale).await;
@@ -114,7 +114,7 @@ async fn differences_are_repaired_under_load(kind: Kind) {
         assert!(cancelled.is_ok());
         until("the mark is released", async || ask(&["hexists", &live, &victims[0].id.to_string()]) == "0").await;
         ask(&["hset", &live, &victims[0].id.to_string(), &dead.to_string()]);
-        // The next id of the same millisecond, which nobody uses.
+        // The next id of the same millisecond, which is not used.
         let ghost = OrderId::new(dead.get() + 1).unwrap().to_string();
         ask(&["hset", &live, "4000000000000000001", &ghost]);
         ask(&["hset", &key(&nodes, sale, "sale"), "cap", "600"]);

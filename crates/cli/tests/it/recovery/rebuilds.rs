@@ -73,7 +73,7 @@ on_each_database!(servers: the_gate_is_rebuilt_while_orders_are_cancelled, nodes
 /// A node dies in the middle of a rebuild, between two steps. Another node begins again.
 async fn survives_a_rebuilder_that_dies_at(failpoint: &str, kind: Kind) {
     let mut cluster = Cluster::start(kind, 2).await;
-    // Sales that nobody buys, so that the node dies before, between or after others.
+    // Sales without buyers, so that the node dies before, between or after others.
     for _ in 0..2 {
         cluster.nodes.create_sale(1).await;
     }

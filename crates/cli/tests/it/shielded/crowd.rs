@@ -125,7 +125,7 @@ async fn a_crowd_after_the_sell_out_costs_nothing(kind: Kind) {
     assert_eq!(nodes.verify(&history, sale).await, owners.len(), "no owner was refused");
 }
 
-/// Messages that are repeated late, invented or malformed refuse nobody.
+/// Messages that are repeated late, invented or malformed lead to no refusal.
 async fn late_messages_change_nothing(kind: Kind) {
     let nodes = start(kind, 2, 60_000);
     let everyone = nodes.shops[0].log_in(0, 5).await;
