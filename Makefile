@@ -3,7 +3,7 @@
 CARGO ?= cargo
 MINUTES ?= 10
 
-# What the tests build: the whole workspace with failpoints.
+# What the tests build (also in scripts/run-tests): the whole workspace with failpoints.
 TESTED = --workspace --features stampede-cli/failpoints
 
 # The modules of the end-to-end tests, for `make soak ONLY=name`.
@@ -39,7 +39,7 @@ lint:
 
 test: lint
 	scripts/install-test-tools
-	$(CARGO) test --locked $(TESTED)
+	CARGO="$(CARGO)" scripts/run-tests
 
 soak:
 	scripts/install-test-tools
@@ -47,7 +47,7 @@ soak:
 
 chaos:
 	scripts/install-test-tools
-	CARGO_PROFILE_RELEASE_LTO=off CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) -p stampede-cli --test it chaos -- --nocapture
+	CARGO_PROFILE_RELEASE_LTO=off CHAOS_MINUTES=$(MINUTES) $(CARGO) test --release --locked $(TESTED) --test end_to_end chaos -- --nocapture
 
 bench:
 	$(CARGO) run --release --locked -p stampede-cli -- bench $(if $(TIER),--tier $(TIER)) $(if $(QUEUE),--queue $(QUEUE)) --report target/bench
