@@ -272,6 +272,7 @@ pub(super) fn sold_out_was_correct(answers: &Responses<'_>, rules: Rules, findin
         let changes = &ledger.stock_changes;
         let initial = i64::from(ledger.sale.total) - changes.iter().map(|change| change.added).sum::<i64>();
         let skew_us = u64::try_from(rules.max_clock_skew.as_micros()).unwrap_or(u64::MAX);
+        let in_flight = RefusedInFlight::new(sale);
         for attempt in sale.buys.iter().filter(|attempt| attempt.response == Response::SoldOut) {
             let long_before = attempt.start_us.saturating_sub(propagation_us);
             let soon_after = attempt.end_us.saturating_add(skew_us);
@@ -283,13 +284,42 @@ pub(super) fn sold_out_was_correct(answers: &Responses<'_>, rules: Rules, findin
             let added: i64 = changes.iter().filter(counts).map(|change| change.added).sum();
             let total = u64::try_from(initial + added).unwrap_or_default();
             let taken = starts.partition_point(|&start| start <= attempt.end_us)
-                - ends.partition_point(|&end| end < long_before);
+                - ends.partition_point(|&end| end < long_before)
+                + in_flight.beside(attempt);
             if (taken as u64) < total {
                 let (user, id) = (attempt.user, attempt.sale);
                 let text = format!("sale {id}: user {user} got sold out when at most {taken} of {total} were sold");
                 findings.add(FindingId::user("sold out", id, user), text);
             }
         }
+    }
+}
+
+/// Attempts that held a mark in the gate of their node until the ledger refused them, because another node had sold the stock. That
+/// happens only if the nodes have gates of their own. Which of the refused attempts these were is not known, so all of them count.
+struct RefusedInFlight {
+    /// Sorted; empty if there is one gate.
+    starts: Vec<u64>,
+    ends: Vec<u64>,
+}
+
+impl RefusedInFlight {
+    fn new(sale: &SaleHistory<'_>) -> Self {
+        let gates = &sale.evidence.gates;
+        let are_apart = gates.len() > 1 && gates.iter().all(|gate| gate.outbox.is_none());
+        let refused = sale.buys.iter().filter(|attempt| are_apart && attempt.response == Response::SoldOut);
+        let (mut starts, mut ends): (Vec<u64>, Vec<u64>) =
+            refused.map(|attempt| (attempt.start_us, attempt.end_us)).unzip();
+        starts.sort_unstable();
+        ends.sort_unstable();
+        Self { starts, ends }
+    }
+
+    /// How many others there were during this refused attempt.
+    fn beside(&self, attempt: &Attempt) -> usize {
+        let begun = self.starts.partition_point(|&start| start <= attempt.end_us);
+        let ended = self.ends.partition_point(|&end| end < attempt.start_us);
+        (begun - ended).saturating_sub(1)
     }
 }
 

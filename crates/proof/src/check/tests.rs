@@ -418,6 +418,23 @@ fn detects_sold_out_while_there_is_stock() {
 }
 
 #[test]
+fn stock_is_held_by_attempts_that_another_node_outran() {
+    // User 8 held the last mark of a node when user 9 was refused there. The other node sold to user 4, and the ledger refused user 8.
+    let outrun = |gates: usize, refused_at: i64| {
+        let mut case = Case::sold(4, 3);
+        case.attempt(8, 50, Response::SoldOut, None);
+        case.history.last_mut().unwrap().end_us += 5_000_000;
+        case.attempt(9, refused_at, Response::SoldOut, None);
+        case.buy(4, 52);
+        case.gates(gates);
+        case
+    };
+    outrun(2, 51).holds();
+    outrun(2, 45).violates(6, "user 9 got sold out when at most 3 of 4 were sold");
+    outrun(1, 51).violates(6, "user 9 got sold out when at most 3 of 4 were sold");
+}
+
+#[test]
 fn detects_incorrect_refusals() {
     for response in
         [Response::NotStarted, Response::Ended, Response::Paused, Response::NoSuchSale, Response::Unauthorized]
