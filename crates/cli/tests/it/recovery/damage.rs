@@ -1,4 +1,4 @@
-//! Another program writes to the keys of the gate, or the rights of its user are taken away.
+//! Another program writes to the keys of the gate, the rights of its user are taken away, or the database is set back.
 
 use hyper::Method;
 use serde_json::Value;
@@ -6,6 +6,7 @@ use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{redis, until};
 
+use crate::quarantine::execute;
 use crate::shared::Nodes;
 use crate::shop::{Kind, Shop};
 
@@ -79,3 +80,35 @@ async fn missing_rights_in_redis_are_reported() {
         until("the end is written", async || orders(&nodes.shops[1]).await == 401).await;
     }
 }
+
+/// A database that is set back to an earlier time while nodes run: nothing is sold until it is the right one again, and the reason is
+/// reported.
+async fn an_older_database_sells_nothing(kind: Kind) {
+    let nodes = Nodes::start(kind, 2);
+    let (buyers, sale) = (nodes.shops[0].log_in(0, 2).await, nodes.create_sale(5).await);
+    let history = Recorder::default();
+    let mut client = nodes.shops[0].client().await;
+    assert_eq!(history.buy(&mut client, sale, &buyers[0]).await.response, Response::Created);
+    execute(kind, &nodes.storages[0], "UPDATE gate SET incarnation = incarnation - 1").await;
+    for shop in &nodes.shops {
+        until("the node says why it is not ready", async || {
+            let reply = shop.client().await.get("/readyz", "").await.unwrap();
+            reply.status == 503 && reply.text("detail").contains("the database is older than the gate")
+        })
+        .await;
+        let path = format!("/v1/sales/{sale}/orders");
+        let refused = shop.client().await.post(&path, &buyers[1].token, &Value::Null).await.unwrap();
+        assert_eq!((refused.status.as_u16(), refused.text("code").as_str()), (503, "unavailable"));
+    }
+    execute(kind, &nodes.storages[0], "UPDATE gate SET incarnation = incarnation + 1").await;
+    for (shop, buyer) in nodes.shops.iter().zip([&buyers[1], &buyers[0]]) {
+        until("the sale is sold again", async || {
+            let bought = history.buy(&mut shop.client().await, sale, buyer).await;
+            matches!(bought.response, Response::Created | Response::Already)
+        })
+        .await;
+    }
+    assert_eq!(nodes.verify(&history, sale).await, 2);
+}
+
+on_each_database!(servers: an_older_database_sells_nothing);

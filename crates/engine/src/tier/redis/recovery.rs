@@ -43,6 +43,9 @@ const NEAR_WINDOW: Duration = Duration::from_secs(60);
 const MAX_ALERT_CAUSE: usize = 80;
 /// Sales that are compared with the gate at once.
 const CONCURRENT_SNAPSHOTS: usize = 16;
+/// The reason while the ledger's incarnation is lower than one that this node has seen.
+const OLDER_DATABASE: &str = "the database is older than the gate: it was restored while nodes were running, or is a copy that lags behind; \
+    stop all nodes before a restore, and delete the gate's keys in Redis";
 /// The epoch of a sale that has never been rebuilt.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
@@ -58,7 +61,7 @@ pub(super) enum NotReady {
     Starting,
     #[error("Redis cannot be used")]
     Redis(String),
-    /// Redis must be set up differently.
+    /// Redis must be set up differently, or the database is not the one that belongs to the gate.
     #[error("{0}")]
     Unsuitable(String),
     #[error("Redis refuses writes")]
@@ -291,7 +294,7 @@ impl Recovery {
         if let Some(reason @ (NotReady::Unsuitable(_) | NotReady::ReadOnly(_))) = &reason {
             let message = format!("{reason} {}", reason.cause()).trim_end().to_owned();
             // Each cause is a case of its own.
-            let about = format!("Redis: {}", message.chars().take(MAX_ALERT_CAUSE).collect::<String>());
+            let about = format!("gate: {}", message.chars().take(MAX_ALERT_CAUSE).collect::<String>());
             tier.context.alerts.raise(AlertKind::Unsuitable, about, message).await;
         }
         match (before, reason) {
@@ -317,6 +320,10 @@ impl Recovery {
                 REPEATED_WITHIN.as_secs() / 60
             );
             tier.context.alerts.raise(AlertKind::RebuiltRepeatedly, "gate".to_owned(), message).await;
+        }
+        if incarnation < gate.incarnation() {
+            // The ledger would reject every order of the gate's later epochs.
+            return Err(NotReady::Unsuitable(OLDER_DATABASE.to_owned()));
         }
         tier.set_incarnation(&record);
         let has_scripts = gate.has_scripts().await?;
