@@ -59,17 +59,19 @@ const OFFERS: [Offer; 3] = [
 ];
 
 /// How long the start waits until everything can be used.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(15);
 const READY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Creates what is missing, once the gate can be used.
+/// Creates what is missing, once everything can be used. If that takes too long, the node starts without, and `/readyz` says why.
 pub async fn fill(engine: &Engine) -> anyhow::Result<()> {
     let missing: Vec<&Offer> =
         OFFERS.iter().filter(|offer| engine.sales(Some(offer.state), None, 1).is_empty()).collect();
     if missing.is_empty() {
         return Ok(());
     }
-    wait_until_ready(engine).await?;
+    if !wait_until_ready(engine).await {
+        return Ok(());
+    }
     for offer in missing {
         let sale = create_sale(engine, offer).await.context("cannot create the demonstration data")?;
         if offer.state == SaleState::SoldOut {
@@ -79,17 +81,20 @@ pub async fn fill(engine: &Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Redis may be started together with this node.
-async fn wait_until_ready(engine: &Engine) -> anyhow::Result<()> {
-    let Err(error) = engine.ready().await else { return Ok(()) };
+/// Redis may be started together with this node. Returns whether everything can be used.
+async fn wait_until_ready(engine: &Engine) -> bool {
+    let Err(error) = engine.ready().await else { return true };
     tracing::warn!(%error, "waiting until the demonstration data can be created");
     let ready = async {
         while engine.ready().await.is_err() {
             tokio::time::sleep(READY_INTERVAL).await;
         }
     };
-    let waited = tokio::time::timeout(READY_TIMEOUT, ready).await;
-    waited.with_context(|| format!("cannot create the demonstration data: {error}"))
+    let is_ready = tokio::time::timeout(READY_TIMEOUT, ready).await.is_ok();
+    if !is_ready {
+        tracing::warn!(%error, "starting without the demonstration data; start the node again to create it");
+    }
+    is_ready
 }
 
 async fn create_sale(engine: &Engine, offer: &Offer) -> anyhow::Result<SaleId> {
