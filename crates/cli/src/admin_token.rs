@@ -15,7 +15,7 @@ const FIRST_ADMINISTRATOR: &str = "admin";
 
 /// Whether the first administrator's token is the one in the data directory.
 pub fn is_in_data_dir(settings: &Settings) -> bool {
-    std::env::var_os(VARIABLE).is_none() && settings.admin_token_file().is_none()
+    std::env::var_os(VARIABLE).is_none() && settings.admin.token_file().is_none()
 }
 
 /// Reads the token of every administrator. Also returns where the first one's token comes from, for the banner.
@@ -34,12 +34,12 @@ pub fn read_all(settings: &Settings, in_data_dir: &Path) -> anyhow::Result<(Vec<
             (accept(FIRST_ADMINISTRATOR, Role::Operator, &token, VARIABLE)?, format!("token from {VARIABLE}"))
         }
         None => {
-            let path = settings.admin_token_file().unwrap_or(in_data_dir);
+            let path = settings.admin.token_file().unwrap_or(in_data_dir);
             (from_file(FIRST_ADMINISTRATOR, Role::Operator, path)?, format!("token in {}", path.display()))
         }
     };
     let mut tokens = vec![first];
-    for (name, TokenSetting { role, file }) in settings.admin_tokens() {
+    for (name, TokenSetting { role, file }) in &settings.admin.tokens {
         if name == FIRST_ADMINISTRATOR {
             bail!("admin.tokens: {FIRST_ADMINISTRATOR:?} is the name of the first administrator; choose another");
         }

@@ -40,9 +40,9 @@ impl Config {
         let settings = Settings::load(&given.flags, &given.serve)?;
         settings.ids(&settings.tier(&settings.database()?)?)?;
         settings.admin_listen()?;
-        settings.trusted_proxies()?;
-        settings.cors_origins()?;
-        settings.server(settings.certificate()?.as_ref())?;
+        settings.http.trusted_proxies()?;
+        settings.http.cors_origins()?;
+        settings.http.server(settings.http.certificate()?.as_ref())?;
         if settings.login.sender == SenderKind::Webhook {
             check_url(&settings.login.webhook_url, "login.webhook_url")?;
         }

@@ -46,7 +46,7 @@ impl Reload {
     }
 
     fn reload_certificate(&self, settings: &Settings) -> anyhow::Result<bool> {
-        match (&self.certificate, settings.tls_files()?) {
+        match (&self.certificate, settings.http.tls_files()?) {
             (None, None) => Ok(false),
             (Some(current), Some((certificate, key))) => {
                 current.reload(certificate, key)?;

@@ -89,9 +89,9 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
     }
     let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
     let session_keys = session_key::load(&settings.login.session_key_file)?;
-    let certificate = settings.certificate()?;
-    let (trusted_proxies, cors_origins) = (settings.trusted_proxies()?, settings.cors_origins()?);
-    let mut server = settings.server(certificate.as_ref())?;
+    let certificate = settings.http.certificate()?;
+    let (trusted_proxies, cors_origins) = (settings.http.trusted_proxies()?, settings.http.cors_origins()?);
+    let mut server = settings.http.server(certificate.as_ref())?;
     let addresses = std::iter::once(settings.listen).chain(admin_listen);
     descriptors::lower_connection_limits(&mut server, descriptors::raise_limit(), addresses.clone().count());
     if server.tls.is_none() && trusted_proxies.is_empty() {
@@ -134,9 +134,9 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
         wrong_admin_tokens_per_address: settings.admin.wrong_tokens_per_address.into(),
         allow_load_test: settings.allow_load_test,
         trusted_proxies,
-        hsts: settings.hsts(),
+        hsts: settings.http.hsts(),
         cors_origins,
-        answer_timeout: settings.answer_timeout(),
+        answer_timeout: settings.http.answer_timeout(),
         buy_per_user: settings.buy.per_user.into(),
         buy_per_address: settings.buy.per_address.into(),
         login_per_address: settings.login.per_address.into(),
