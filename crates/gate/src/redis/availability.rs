@@ -1,6 +1,8 @@
 //! Whether users without an order can buy, and who has one: what nodes remember to refuse without asking.
 
-use stampede_core::ports::GateError;
+use std::sync::atomic::Ordering;
+
+use stampede_core::ports::{GateError, Snapshot};
 use stampede_core::{Epoch, SaleId, SaleStatus, Timestamp, UserId, Window};
 
 use super::RedisGate;
@@ -23,6 +25,31 @@ pub struct Availability {
 }
 
 impl RedisGate {
+    /// The snapshot, with the generation and the time of Redis of the same moment.
+    pub(super) async fn snapshot_with_generation(
+        &self,
+        sale: SaleId,
+    ) -> Result<Option<(Snapshot, Epoch, u64, Timestamp)>, GateError> {
+        let current = self.current();
+        let Some(open) = current.find(sale) else { return Ok(None) };
+        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        // Read before the call: an admission that is answered during the call raises it.
+        let seen_seq = open.seen_seq.load(Ordering::Relaxed);
+        type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32, i64);
+        let (version, state, begin, end, cap, generation, seq, marks, entries, pending, now): Reply =
+            self.call(&current, &current.scripts.snapshot, &keys, &[open.epoch.0.to_string()]).await?;
+        if seq < seen_seq {
+            return Err(GateError::Lost);
+        }
+        let status = SaleStatus::parse(&state).ok_or(GateError::Lost)?;
+        let window = Window { begin: Timestamp::from_ms(begin), end: Timestamp::from_ms(end) };
+        let (settled, outbox) = (marks.saturating_sub(pending), Some(pending.max(entries)));
+        let snapshot = Snapshot { version, status, window, cap, marks, settled, outbox };
+        open.remaining.store(snapshot.remaining(), Ordering::Relaxed);
+        open.has_entries.store(entries > 0, Ordering::Relaxed);
+        Ok(Some((snapshot, open.epoch, generation, Timestamp::from_ms(now))))
+    }
+
     /// Whether the sale is available; `None` if this node does not know it as open.
     ///
     /// # Errors

@@ -8,14 +8,13 @@
 use std::time::Duration;
 
 use redis::{FromRedisValue as _, RedisError};
+use stampede_core::SaleId;
 use stampede_core::ports::GateError;
-use stampede_core::{OrderId, SaleId, UserId};
 use stampede_redis::{Client, CommandError};
 
-use super::{Entry, EntryId, GROUP, RedisGate, gate_error, parse_entry};
-
-/// The entries of one stream, as Redis returns them.
-type Rows = Vec<(String, Vec<String>)>;
+use super::calls::gate_error;
+use super::outbox::{Row, parse_rows};
+use super::{Entry, GROUP, RedisGate};
 
 impl RedisGate {
     /// Reads entries that no consumer has read yet, at most `limit` of each sale. Waits for at most `wait` if there are none: then
@@ -43,8 +42,8 @@ impl RedisGate {
         }
         let reply = client.send(command).await.map_err(|error| read_error(&error))?;
         let streams =
-            Option::<Vec<(String, Rows)>>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
-        let read = |(key, rows): (String, Rows)| {
+            Option::<Vec<(String, Vec<Row>)>>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
+        let read = |(key, rows): (String, Vec<Row>)| {
             let sale = keys.iter().position(|known| *known == key).map(|position| sales[position])?;
             Some((sale, parse_rows(sale, &rows)))
         };
@@ -69,7 +68,7 @@ impl RedisGate {
         command.arg(cursor.as_str()).arg("COUNT").arg(limit);
         let reply = self.client.send(command).await.map_err(|error| read_error(&error))?;
         let (next, rows, _deleted) =
-            <(String, Rows, Vec<String>)>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
+            <(String, Vec<Row>, Vec<String>)>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
         *cursor = next;
         Ok(parse_rows(sale, &rows))
     }
@@ -83,33 +82,6 @@ impl RedisGate {
         let args = [GROUP.to_owned(), idle.as_millis().to_string()];
         self.call(&current, &current.scripts.forget_consumers, &[self.key(sale, "out")], &args).await
     }
-
-    /// The order for which the user holds a mark.
-    ///
-    /// # Errors
-    /// [`GateError::NotOpen`] if this node does not know the sale as open, [`GateError::Lost`] if Redis has lost its marks.
-    pub async fn mark(&self, sale: SaleId, user: UserId) -> Result<Option<OrderId>, GateError> {
-        let open = self.current().find(sale).ok_or(GateError::NotOpen)?;
-        let mut command = redis::cmd("HMGET");
-        command.arg(self.key(sale, "live")).arg("#epoch").arg(user.to_string());
-        let (epoch, order): (Option<i64>, Option<String>) = self.send(command).await?;
-        if epoch != Some(open.epoch.0) {
-            return Err(GateError::Lost);
-        }
-        order.map(|order| order.parse().map_err(|_| GateError::Lost)).transpose()
-    }
-}
-
-/// The entries of a stream. One that cannot be read has no orders.
-pub(super) fn parse_rows(sale: SaleId, rows: &Rows) -> Vec<Entry> {
-    let entry = |(id, fields): &(String, Vec<String>)| {
-        parse_entry(id, fields).or_else(|| {
-            tracing::error!(%sale, id, "an entry of the outbox cannot be read");
-            let unreadable = Some(fields.clone());
-            EntryId::parse(id).map(|id| Entry { id, orders: Vec::new(), unreadable })
-        })
-    };
-    rows.iter().filter_map(entry).collect()
 }
 
 /// Without the stream or its group Redis has lost the outbox.

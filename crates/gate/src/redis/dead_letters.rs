@@ -4,7 +4,8 @@
 use stampede_core::SaleId;
 use stampede_core::ports::GateError;
 
-use super::{Entry, RedisGate, parse_entry};
+use super::outbox::parse_entry;
+use super::{Entry, RedisGate};
 
 /// About how many are kept. The oldest are deleted first.
 const MAX_KEPT: usize = 10_000;
@@ -33,10 +34,6 @@ impl DeadEntry {
 }
 
 impl RedisGate {
-    fn dead_letters_key(&self) -> String {
-        format!("stampede:{}:dead", self.ledger)
-    }
-
     /// Stores an entry that cannot be read as a dead letter. It stays in the outbox until it is settled; if that fails, it is stored
     /// twice.
     pub async fn store_dead(&self, sale: SaleId, entry: &Entry) -> Result<(), GateError> {
