@@ -14,6 +14,7 @@ use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue as _, RedisError, RedisResult, ToRedisArgs, Value};
+use stampede_tls::Tls;
 use tokio::sync::Mutex;
 
 use crate::cluster;
@@ -21,7 +22,6 @@ use crate::error::{CommandError, ErrorClass, EvalShaError, check_reply, timeout_
 use crate::pipeline::Pipeline;
 use crate::script::Script;
 use crate::servers::{self, Servers};
-use crate::tls::Tls;
 
 /// Makes connections.
 enum Connector {

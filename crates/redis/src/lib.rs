@@ -24,4 +24,4 @@ pub use client::Client;
 pub use error::{CommandError, EvalShaError, timeout_error};
 pub use script::Script;
 pub use servers::Servers;
-pub use tls::{Tls, TlsError, TlsFiles};
+pub use stampede_tls::{Tls, TlsError, TlsFiles};

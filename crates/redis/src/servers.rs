@@ -5,8 +5,9 @@ use std::fmt;
 use redis::cluster::ClusterClientBuilder;
 use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo as _, RedisResult, TlsMode};
+use stampede_tls::Tls;
 
-use crate::tls::{Tls, install_crypto_provider};
+use crate::tls::{certificates, install_crypto_provider};
 
 /// Where Redis runs. A URL is `redis://USER:PASSWORD@HOST:PORT/DATABASE`, or `rediss://…` for TLS; everything but the host is optional.
 /// Special characters in user and password are percent-encoded.
@@ -107,7 +108,7 @@ pub(crate) fn single(url: &str, tls: Option<&Tls>) -> RedisResult<redis::Client>
     let info = parse(url)?;
     match tls {
         None => redis::Client::open(info),
-        Some(tls) => redis::Client::build_with_tls(info, tls.certificates()),
+        Some(tls) => redis::Client::build_with_tls(info, certificates(tls)),
     }
 }
 
@@ -115,7 +116,7 @@ pub(crate) fn cluster(urls: Vec<String>, tls: Option<&Tls>) -> ClusterClientBuil
     let builder = ClusterClientBuilder::new(urls);
     match tls {
         None => builder,
-        Some(tls) => builder.certs(tls.certificates()),
+        Some(tls) => builder.certs(certificates(tls)),
     }
 }
 
@@ -148,12 +149,12 @@ pub(crate) fn sentinel(
         builder = builder.set_client_to_sentinel_password(password);
     }
     if let (true, Some(tls)) = (sentinels_use_tls, tls) {
-        builder = builder.set_client_to_sentinel_certificates(tls.certificates());
+        builder = builder.set_client_to_sentinel_certificates(certificates(tls));
     }
     if node_uses_tls {
         builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
         if let Some(tls) = tls {
-            builder = builder.set_client_to_redis_certificates(tls.certificates());
+            builder = builder.set_client_to_redis_certificates(certificates(tls));
         }
     }
     if let Some(settings) = node.as_ref().map(ConnectionInfo::redis_settings) {

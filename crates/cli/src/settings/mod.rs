@@ -30,6 +30,7 @@ use config::{Config, ConfigError, Environment, File, FileFormat};
 use serde::Deserialize;
 use stampede_engine::{AlertConfig, Config as EngineConfig, IdConfig, SessionKeys, TierConfig};
 use stampede_ledger::Database;
+use stampede_tls::TlsFiles;
 
 pub use self::admin::TokenSetting;
 pub use self::flags::{Flags, ServeFlags};
@@ -102,6 +103,12 @@ fn at_least_one(settings: &[(&str, u64)]) -> anyhow::Result<()> {
         Some((name, _)) => bail!("invalid settings: {name} must be at least 1"),
         None => Ok(()),
     }
+}
+
+/// The files with which a client uses TLS. An empty setting names none.
+fn tls_files(ca: &str, certificate: &str, key: &str) -> TlsFiles {
+    let file = |path: &str| (!path.is_empty()).then(|| path.into());
+    TlsFiles { ca: file(ca), certificate: file(certificate), key: file(key) }
 }
 
 impl Settings {

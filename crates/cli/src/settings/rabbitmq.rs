@@ -5,9 +5,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 use stampede_engine::RabbitMqConfig;
-use stampede_queue::rabbitmq::{Config, MAX_PARTITIONS, QueueType, Tls, TlsFiles};
+use stampede_queue::rabbitmq::{Config, MAX_PARTITIONS, QueueType};
+use stampede_tls::{Tls, TlsFiles};
 
-use super::at_least_one;
+use super::{at_least_one, tls_files};
 use crate::redact::SecretUrl;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -76,8 +77,7 @@ impl RabbitMq {
     /// Reads the certificates; `None` without TLS.
     fn tls(&self) -> anyhow::Result<Option<Tls>> {
         let Self { url, tls_ca, tls_certificate, tls_key, .. } = self;
-        let file = |path: &str| (!path.is_empty()).then(|| path.into());
-        let files = TlsFiles { ca: file(tls_ca), certificate: file(tls_certificate), key: file(tls_key) };
+        let files = tls_files(tls_ca, tls_certificate, tls_key);
         if url.expose().starts_with("amqps://") {
             return Ok(Some(files.read().context("the TLS files of [rabbitmq]")?));
         }

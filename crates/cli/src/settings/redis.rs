@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use serde::Deserialize;
-use stampede_redis::{Client, Servers, Tls, TlsFiles};
+use stampede_redis::{Client, Servers};
+use stampede_tls::{Tls, TlsFiles};
 
-use super::at_least_one;
+use super::{at_least_one, tls_files};
 use crate::redact::SecretUrl;
 
 #[derive(Debug, Deserialize)]
@@ -67,8 +68,7 @@ impl Redis {
         if tls_certificate.is_empty() != tls_key.is_empty() {
             bail!("redis.tls_certificate and redis.tls_key must be set together or not at all");
         }
-        let file = |path: &str| (!path.is_empty()).then(|| path.into());
-        let files = TlsFiles { ca: file(tls_ca), certificate: file(tls_certificate), key: file(tls_key) };
+        let files = tls_files(tls_ca, tls_certificate, tls_key);
         if files == TlsFiles::default() {
             return Ok(None);
         }

@@ -39,7 +39,6 @@ mod connection;
 mod consumer;
 mod dead_letters;
 mod publisher;
-mod tls;
 mod topology;
 mod transport;
 
@@ -60,8 +59,8 @@ use self::topology::{Target, Topology};
 use crate::{Batch, Consumer, DeadLetter, DeadLetterId, Depth, Marker, OrderQueue, QueueError, message};
 
 pub use self::address::{Address, AddressError};
-pub use self::tls::{Tls, TlsError, TlsFiles};
 pub use self::topology::QueueType;
+pub use stampede_tls::{Tls, TlsError, TlsFiles};
 
 /// For the filter of the application's log, after all other directives. See the documentation of the module.
 pub const LOG_DIRECTIVE: &str = "lapin=debug";

@@ -1,12 +1,11 @@
 //! What only RabbitMQ can do: its topology, logins, TLS, alarms, and connections that break.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
-use stampede_queue::rabbitmq::{Config, ConnectError, QueueType, RabbitMq, Tls, TlsError, TlsFiles};
+use stampede_queue::rabbitmq::{Config, ConnectError, QueueType, RabbitMq, Tls, TlsFiles};
 use stampede_queue::{Marker, OrderQueue, Payload, QueueError, Tag};
 use stampede_testkit::proxy::{Fault, Proxy};
 use stampede_testkit::redis::tls::Certificates;
@@ -149,35 +148,6 @@ async fn server_and_client_verify_each_other_over_tls() {
     for mismatch in [with("127.0.0.1", None), Config { tls: Some(tls), ..plain }] {
         assert_eq!(RabbitMq::connect(mismatch).await.unwrap_err(), ConnectError::TlsMismatch);
     }
-}
-
-/// Files with wrong content are refused when they are read, with an error that names the file.
-#[test]
-fn invalid_files_are_refused() {
-    let (certificates, others) = (Certificates::create().unwrap(), Certificates::create().unwrap());
-    let directory = tempfile::tempdir().unwrap();
-    let text = directory.path().join("text.pem");
-    std::fs::write(&text, "no PEM\n").unwrap();
-    let missing = directory.path().join("missing.pem");
-    let (certificate, key) = (certificates.client_certificate(), certificates.client_key());
-    let read = |ca: Option<&PathBuf>, certificate: Option<&PathBuf>, key: Option<&PathBuf>| {
-        let files = TlsFiles { ca: ca.cloned(), certificate: certificate.cloned(), key: key.cloned() };
-        files.read().unwrap_err()
-    };
-    for (error, name) in [
-        (read(Some(&missing), None, None), "missing.pem"),
-        (read(Some(&text), None, None), "text.pem"),
-        (read(Some(&key), None, None), "client.key"),
-        (read(None, Some(&text), Some(&key)), "text.pem"),
-        (read(None, Some(&certificate), Some(&missing)), "missing.pem"),
-        (read(None, Some(&certificate), Some(&certificate)), "client.pem"),
-        (read(None, Some(&certificate), Some(&others.client_key())), "do not match"),
-    ] {
-        assert!(error.to_string().contains(name), "{name}: {error}");
-    }
-    assert!(matches!(read(None, Some(&certificate), None), TlsError::NoKey));
-    assert!(matches!(read(None, None, Some(&key)), TlsError::NoCertificate));
-    assert_eq!(format!("{:?}", client_files(&certificates).read().unwrap()), "Tls");
 }
 
 /// Half of the messages go to a queue that does not exist. None of those is confirmed, whatever else is under way.
