@@ -1,23 +1,22 @@
 //! The tier `queued`: several node processes, one gate in Redis whose outbox is the queue, and consumers that record the orders.
-//! [`rabbitmq`]: with RabbitMQ as the queue; [`stories`]: what a simpler protocol would do wrong.
+//! [`runs`]: what every queue passes; [`rabbitmq`]: with RabbitMQ as the queue; [`stories`]: what a simpler protocol would do wrong.
 
 mod rabbitmq;
+mod runs;
 mod stories;
 
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
-use stampede_testkit::proxy::Fault;
-use stampede_testkit::{Proxy, Server, count, redis, until};
+use stampede_testkit::{Server, count, redis, until};
 
-use crate::proof::{run_without_violation, small_bench};
-use crate::shared::{Nodes, entries, refused, storm, survives_processes_that_die};
-use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, verify};
+use self::runs::Queue;
+use crate::shared::{Nodes, refused};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command};
 
 /// A node that serves buyers and records nothing.
 fn without_consumer(command: Command) -> Command {
@@ -76,48 +75,12 @@ fn outbox(sale: SaleId) -> String {
     format!("stampede:*:{{{sale}}}:out")
 }
 
-/// Buyers spread their tries over three nodes, and two other processes record the orders: exactly the stock is sold, one to each, and
-/// every accepted order becomes one row.
 async fn three_nodes_and_two_consumers_sell_exactly_the_stock(kind: Kind) {
-    let (buyers, stock) = (count(20_000, 150), count(2000, 40) as u32);
-    let nodes = start(kind, 3);
-    let consumers = Consumers::start(&nodes, 2);
-    let everyone = nodes.shops[0].log_in(0, buyers).await;
-    for _ in 0..count(3, 1) {
-        let sale = nodes.create_sale(stock).await;
-        let history = Arc::new(Recorder::default());
-        for some in everyone.chunks(500) {
-            nodes.storm(&history, sale, some, 1).await;
-        }
-        assert!(history.count(Response::Pending) >= stock as usize);
-        assert_eq!(history.count(Response::Created), 0, "buyers are answered before their orders are recorded");
-        assert_eq!(history.count(Response::Unknown), 0, "without a fault every response is definite");
-        assert_eq!(nodes.verify(&history, sale).await, stock as usize);
-        assert_eq!(entries(&nodes.redis, &outbox(sale)), 0);
-    }
-    consumers.stop();
-    for shop in nodes.shops {
-        assert!(shop.stop().success());
-    }
+    runs::three_nodes_and_two_consumers_sell_exactly_the_stock(Queue::Stream, kind).await;
 }
 
-/// One user tries on three nodes at once: one order, and every response names it, before and after it is recorded.
 async fn one_user_gets_one_order(kind: Kind) {
-    let nodes = start(kind, 3);
-    let buyer = nodes.shops[0].log_in(0, 1).await.remove(0);
-    let sale = nodes.create_sale(5).await;
-    let history = Arc::new(Recorder::default());
-    let everyone = vec![buyer.clone(); 22];
-    nodes.storm(&history, sale, &everyone, 1).await;
-    assert_eq!(history.count(Response::Pending), 66, "nothing records the order");
-    let _consumers = Consumers::start(&nodes, 1);
-    until("the order is recorded", async || {
-        history.buy(&mut nodes.shops[1].client().await, sale, &buyer).await.response == Response::Already
-    })
-    .await;
-    let orders: Vec<_> = history.ended().iter().map(|attempt| attempt.order).collect();
-    assert!(orders.iter().all(|order| order.is_some() && *order == orders[0]), "{orders:?}");
-    assert_eq!(nodes.verify(&history, sale).await, 1);
+    runs::one_user_gets_one_order(Queue::Stream, kind).await;
 }
 
 /// An order is shown as pending on every node from the moment it is accepted, to its owner only; then as it is in the ledger.
@@ -244,64 +207,24 @@ async fn accepted_orders_can_be_cancelled(kind: Kind) {
     assert_eq!(nodes.verify(&history, sale).await, 0, "every order was cancelled");
 }
 
-/// A node or a consumer dies at a failpoint. Others record what it has left.
-async fn survives_a_process_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) {
-    let nodes = start(kind, 1);
-    let is_idle = async |sale| entries(&nodes.redis, &outbox(sale)) == 0;
-    let recover = async |history: &Arc<Recorder>, sale: SaleId, everyone: &[Buyer]| {
-        let consumers = Consumers::start(&nodes, 1);
-        // Those whose node died try again.
-        storm(&[nodes.shops[0].address], history, sale, everyone, 1).await;
-        consumers
-    };
-    survives_processes_that_die(&nodes, (failpoint, wanted), queued, is_idle, recover).await;
-}
-
 async fn survives_a_node_that_dies_after_the_admission(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "buy.admitted", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::Stream, kind, "buy.admitted").await;
 }
 
 async fn survives_a_consumer_that_dies_before_the_commit(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "record.inserted", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::Stream, kind, "record.inserted").await;
 }
 
 async fn survives_a_consumer_that_dies_after_the_commit(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "record.committed", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::Stream, kind, "record.committed").await;
 }
 
 async fn survives_a_consumer_that_dies_before_settling(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "outbox.settle", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::Stream, kind, "outbox.settle").await;
 }
 
-/// All nodes and Redis are killed at once: every accepted order is in the append-only file, and is recorded after the restart.
 async fn accepted_orders_survive_the_death_of_everything(kind: Kind) {
-    for _ in 0..count(50, 1) {
-        let mut nodes = start(kind, 2);
-        let everyone = nodes.shops[0].log_in(0, 60).await;
-        let sale = nodes.create_sale(25).await;
-        let history = Arc::new(Recorder::default());
-        let load = {
-            let (addresses, history) =
-                (nodes.shops.iter().map(|shop| shop.address).collect::<Vec<_>>(), history.clone());
-            let everyone = everyone.clone();
-            tokio::spawn(async move { storm(&addresses, &history, sale, &everyone, 2).await })
-        };
-        until("orders are accepted", async || history.count(Response::Pending) > 5).await;
-        nodes.redis.kill().unwrap();
-        for shop in nodes.shops.drain(..) {
-            shop.process.signal("KILL").unwrap();
-        }
-        load.await.unwrap();
-        nodes.redis.restart().unwrap();
-        nodes.shops = nodes.storages.iter().map(|storage| Shop::run(queued(nodes.node(storage)))).collect();
-        until("the sale goes on", async || {
-            let response = history.buy(&mut nodes.shops[0].client().await, sale, &everyone[0]).await.response;
-            response != Response::Unknown
-        })
-        .await;
-        nodes.storm(&history, sale, &everyone, 1).await;
-        assert_eq!(nodes.verify(&history, sale).await, 25);
-    }
+    runs::accepted_orders_survive_the_death_of_everything(Queue::Stream, kind, count(50, 1)).await;
 }
 
 /// Redis loses the queue, but not the marks; or the marks, but not the queue: no accepted order is lost.
@@ -326,46 +249,8 @@ async fn accepted_orders_survive_the_loss_of_one_key(kind: Kind) {
     }
 }
 
-/// While the database is away, buyers are answered as fast as before, and everything is recorded afterwards.
 async fn selling_goes_on_while_the_database_is_away(kind: Kind) {
-    sell_while_the_database_is_away(kind, queued).await;
-}
-
-/// `change` makes the command that of a node of the tier.
-async fn sell_while_the_database_is_away(kind: Kind, change: impl Fn(Command) -> Command) {
-    let server = kind.own_server();
-    let proxy = Proxy::start(server.address()).await.unwrap();
-    let url = kind.create_database(&server, proxy.address().port());
-    let (storage, redis) = (Storage::with(Some(url)), redis::start_durable().unwrap());
-    let node = |storage: &Storage| {
-        let mut command = change(command(storage));
-        command.args(["--redis", &redis::url(redis.port())]);
-        command
-    };
-    let shop = Shop::run(node(&storage));
-    let everyone = shop.log_in(0, 40).await;
-    let sale = shop.create_sale(20).await;
-    let history = Arc::new(Recorder::default());
-    // Sessions and the sale are known to the node.
-    storm(&[shop.address], &history, sale, &everyone[..1], 1).await;
-    proxy.set(Fault::Cut);
-    proxy.cut_all();
-    let (started, away) = (Instant::now(), Duration::from_secs(count(30, 3)));
-    // The first nineteen get what is left; then those who have nothing ask until the database is back.
-    let rest = everyone[20..].iter().cycle();
-    for buyer in everyone[1..20].iter().chain(rest).take_while(|_| started.elapsed() < away) {
-        let asked = Instant::now();
-        let attempt = history.buy(&mut shop.client().await, sale, buyer).await;
-        assert!(matches!(attempt.response, Response::Pending | Response::SoldOut), "{attempt:?}");
-        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
-    }
-    assert!(history.count(Response::Pending) >= 19);
-    proxy.set(Fault::None);
-    until("the database is used again", async || shop.client().await.get("/readyz", "").await.unwrap().status == 200)
-        .await;
-    storm(&[shop.address], &history, sale, &everyone, 1).await;
-    assert_eq!(verify(&history, &storage, &[&shop], sale).await, 20);
-    assert_eq!(shop.metric("stampede_quarantined_total").await, 0.0);
+    runs::selling_goes_on_while_the_database_is_away(Queue::Stream, kind).await;
 }
 
 /// A Redis without an append-only file is refused unless the settings allow it, and so is `work` in another tier.
@@ -389,14 +274,9 @@ fn unsuitable_settings_are_refused() {
     assert!(error.contains("only the tiers queued and shielded have a queue"), "{error}");
 }
 
-/// The load test starts its own servers and several nodes, one of which is killed at a time.
 #[test]
 fn load_test_finds_no_violation() {
-    let mut bench = small_bench(1);
-    bench.args(["--tier", "queued", "--nodes", "2", "--private-servers", "--database", "postgres", "--kill"]);
-    let report = run_without_violation(bench);
-    assert_eq!((&report["tier"], &report["nodes"]), (&json!("queued"), &json!(2)));
-    assert_eq!(report["orders"]["other"], json!(0), "every buyer got an order");
+    runs::load_test_finds_no_violation(&["--database", "postgres"]);
 }
 
 on_each_database!(

@@ -10,18 +10,18 @@ use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
-use serde_json::{Value, json};
+use serde_json::Value;
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Server, count, rabbitmq, redis, until};
 
+use super::runs::{self, Queue};
 use super::stories::dead_letters_command;
-use super::{Consumers, outbox, sell_while_the_database_is_away};
-use crate::proof::{run_without_violation, small_bench};
+use super::{Consumers, outbox};
 use crate::quarantine::{accept_orders_again, execute, quarantine, reject_orders_of};
-use crate::shared::{Nodes, entries, refused, storm, survives_processes_that_die};
-use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN};
+use crate::shared::{Nodes, entries, refused, storm};
+use crate::shop::{Kind, Shop, Storage, TOKEN};
 
 /// Ends with the process.
 static BROKER: LazyLock<Server> = LazyLock::new(|| rabbitmq::start().unwrap());
@@ -29,7 +29,7 @@ static BROKER: LazyLock<Server> = LazyLock::new(|| rabbitmq::start().unwrap());
 const PARTITIONS: u16 = 3;
 
 /// A node that serves buyers and records orders.
-fn with_broker(port: u16) -> impl Fn(Command) -> Command {
+pub(super) fn with_broker(port: u16) -> impl Fn(Command) -> Command {
     move |mut command| {
         command.env("STAMPEDE__TIER", "queued").env("STAMPEDE__QUEUE__KIND", "rabbitmq");
         command.env("STAMPEDE__RABBITMQ__URL", rabbitmq::url(port));
@@ -48,7 +48,7 @@ fn without_consumer(port: u16) -> impl Fn(usize, Command) -> Command {
 }
 
 /// Nodes without consumers. Their Redis writes nothing to disk: what was accepted is in the broker.
-fn start(kind: Kind, nodes: usize, broker: &Server) -> Nodes {
+pub(super) fn start(kind: Kind, nodes: usize, broker: &Server) -> Nodes {
     Nodes::start_on(kind, redis::start().unwrap(), nodes, without_consumer(broker.port()))
 }
 
@@ -89,85 +89,38 @@ async fn take_all(channel: &Channel, exchange: &str) -> Vec<(u16, Vec<u8>)> {
 }
 
 /// The number of rows of a sale.
-async fn rows(nodes: &Nodes, sale: SaleId) -> usize {
+pub(super) async fn rows(nodes: &Nodes, sale: SaleId) -> usize {
     let path = format!("/admin/v1/sales/{sale}/orders?limit=10000");
     let page = nodes.shops[0].client().await.get(&path, TOKEN).await.unwrap().json();
     page["orders"].as_array().unwrap().len()
 }
 
-/// Buyers spread their tries over three nodes, and two other processes record the orders: exactly the stock is sold, one to each, every
-/// accepted order becomes one row, and a message carries many orders.
 async fn three_nodes_and_two_consumers_sell_exactly_the_stock(kind: Kind) {
-    let (buyers, stock) = (count(20_000, 150), count(2000, 40) as u32);
-    let nodes = start(kind, 3, &BROKER);
-    let consumers = consumers(&nodes, 2, &BROKER);
-    let everyone = nodes.shops[0].log_in(0, buyers).await;
-    for _ in 0..count(3, 1) {
-        let sale = nodes.create_sale(stock).await;
-        let history = Arc::new(Recorder::default());
-        for some in everyone.chunks(500) {
-            nodes.storm(&history, sale, some, 1).await;
-        }
-        assert!(history.count(Response::Pending) + history.count(Response::Already) >= stock as usize);
-        assert_eq!(history.count(Response::Created), 0, "buyers are answered before their orders are recorded");
-        assert_eq!(history.count(Response::Unknown), 0, "without a fault every response is definite");
-        assert_eq!(nodes.verify(&history, sale).await, stock as usize);
-    }
-    consumers.stop();
-    for shop in nodes.shops {
-        assert!(shop.stop().success());
-    }
+    runs::three_nodes_and_two_consumers_sell_exactly_the_stock(Queue::RabbitMq(&BROKER), kind).await;
 }
 
-/// One user tries on three nodes at once: one order, and every response names it, before and after it is recorded.
 async fn one_user_gets_one_order(kind: Kind) {
-    let nodes = start(kind, 3, &BROKER);
-    let buyer = nodes.shops[0].log_in(0, 1).await.remove(0);
-    let sale = nodes.create_sale(5).await;
-    let history = Arc::new(Recorder::default());
-    nodes.storm(&history, sale, &vec![buyer.clone(); 22], 1).await;
-    assert_eq!(history.count(Response::Pending), 66, "each is confirmed by the broker, and nothing records the order");
-    let _consumers = consumers(&nodes, 1, &BROKER);
-    until("the order is recorded", async || {
-        history.buy(&mut nodes.shops[1].client().await, sale, &buyer).await.response == Response::Already
-    })
-    .await;
-    let orders: Vec<_> = history.ended().iter().map(|attempt| attempt.order).collect();
-    assert!(orders.iter().all(|order| order.is_some() && *order == orders[0]), "{orders:?}");
-    assert_eq!(nodes.verify(&history, sale).await, 1);
-}
-
-/// A node or a consumer dies at a failpoint. Others publish and record what it has left.
-async fn survives_a_process_that_dies_at(kind: Kind, failpoint: &str, wanted: u64) {
-    let nodes = start(kind, 1, &BROKER);
-    let is_idle = async |sale| rows(&nodes, sale).await == 30 && entries(&nodes.redis, &outbox(sale)) == 0;
-    let recover = async |history: &Arc<Recorder>, sale: SaleId, everyone: &[Buyer]| {
-        let consumers = consumers(&nodes, 1, &BROKER);
-        // Those whose node died try again.
-        storm(&[nodes.shops[0].address], history, sale, everyone, 1).await;
-        consumers
-    };
-    survives_processes_that_die(&nodes, (failpoint, wanted), with_broker(BROKER.port()), is_idle, recover).await;
+    runs::one_user_gets_one_order(Queue::RabbitMq(&BROKER), kind).await;
 }
 
 async fn survives_a_node_that_dies_after_the_admission(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "buy.admitted", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::RabbitMq(&BROKER), kind, "buy.admitted").await;
 }
 
 async fn survives_a_node_that_dies_after_publishing(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "queue.published", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::RabbitMq(&BROKER), kind, "queue.published").await;
 }
 
 async fn survives_a_node_that_dies_before_settling(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "outbox.settle", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::RabbitMq(&BROKER), kind, "outbox.settle").await;
 }
 
 async fn survives_a_consumer_that_dies_before_the_commit(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "record.inserted", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::RabbitMq(&BROKER), kind, "record.inserted").await;
 }
 
 async fn survives_a_consumer_that_dies_before_the_acknowledgement(kind: Kind) {
-    survives_a_process_that_dies_at(kind, "queue.ack", count(50, 1)).await;
+    runs::survives_a_process_that_dies_at(Queue::RabbitMq(&BROKER), kind, "queue.ack").await;
 }
 
 /// Half of all messages are delivered twice and in another order, and all of them once more after orders were cancelled: nothing is
@@ -322,43 +275,14 @@ async fn sale_survives_a_broker_that_is_away(kind: Kind) {
     }
 }
 
-/// All nodes, Redis and the broker are killed at once, and Redis is empty afterwards: no accepted order is lost.
+/// Redis is empty afterwards.
 async fn accepted_orders_survive_the_death_of_everything(kind: Kind) {
     let broker = rabbitmq::start().unwrap();
-    for _ in 0..count(5, 1) {
-        let mut nodes = start(kind, 2, &broker);
-        let everyone = nodes.shops[0].log_in(0, 60).await;
-        let sale = nodes.create_sale(25).await;
-        let history = Arc::new(Recorder::default());
-        let load = {
-            let addresses: Vec<_> = nodes.shops.iter().map(|shop| shop.address).collect();
-            let (history, everyone) = (history.clone(), everyone.clone());
-            tokio::spawn(async move { storm(&addresses, &history, sale, &everyone, 2).await })
-        };
-        until("orders are accepted", async || history.count(Response::Pending) > 5).await;
-        broker.kill().unwrap();
-        nodes.redis.kill().unwrap();
-        for shop in nodes.shops.drain(..) {
-            shop.process.signal("KILL").unwrap();
-        }
-        load.await.unwrap();
-        nodes.redis.restart().unwrap();
-        broker.restart().unwrap();
-        let run = |storage| Shop::run(with_broker(broker.port())(nodes.node(storage)));
-        nodes.shops = nodes.storages.iter().map(run).collect();
-        until("the sale goes on", async || {
-            let response = history.buy(&mut nodes.shops[0].client().await, sale, &everyone[0]).await.response;
-            response != Response::Unknown
-        })
-        .await;
-        nodes.storm(&history, sale, &everyone, 1).await;
-        assert_eq!(nodes.verify(&history, sale).await, 25);
-    }
+    runs::accepted_orders_survive_the_death_of_everything(Queue::RabbitMq(&broker), kind, count(5, 1)).await;
 }
 
-/// While the database is away, buyers are answered as fast as before, and everything is recorded afterwards.
 async fn selling_goes_on_while_the_database_is_away(kind: Kind) {
-    sell_while_the_database_is_away(kind, with_broker(BROKER.port())).await;
+    runs::selling_goes_on_while_the_database_is_away(Queue::RabbitMq(&BROKER), kind).await;
 }
 
 /// Processes with other settings of the queue are refused, and a password is shown nowhere.
@@ -389,14 +313,9 @@ async fn other_settings_of_the_queue_are_refused() {
     assert!(shown.contains("amqp://***@host/v") && !shown.contains("a-secret-word"), "{shown}");
 }
 
-/// The load test starts its own servers and several nodes, one of which is killed at a time.
 #[test]
 fn load_test_finds_no_violation() {
-    let mut bench = small_bench(1);
-    bench.args(["--tier", "queued", "--queue", "rabbitmq", "--nodes", "2", "--private-servers", "--kill"]);
-    let report = run_without_violation(bench);
-    assert_eq!((&report["tier"], &report["nodes"]), (&json!("queued"), &json!(2)));
-    assert_eq!(report["orders"]["other"], json!(0), "every buyer got an order");
+    runs::load_test_finds_no_violation(&["--queue", "rabbitmq"]);
 }
 
 on_each_database!(
