@@ -191,8 +191,13 @@ impl Shop {
 
     /// Waits until the server shows the sale, which another node may have created.
     pub async fn wait_for_sale(&self, sale: SaleId) {
-        let (mut client, path) = (self.client().await, format!("/v1/sales/{sale}"));
-        until("the sale is visible", async || client.get(&path, "").await.unwrap().status == 200).await;
+        until("the sale is visible", async || self.shows(sale).await).await;
+    }
+
+    /// Whether the server runs and shows the sale.
+    pub async fn shows(&self, sale: SaleId) -> bool {
+        let Ok(mut client) = Client::connect(self.address).await else { return false };
+        client.get(&format!("/v1/sales/{sale}"), "").await.is_ok_and(|reply| reply.status == 200)
     }
 
     pub async fn client(&self) -> Client {
