@@ -13,7 +13,7 @@ use crate::settings::{QueueKind, Tier};
 
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// The tier: solo, or shared or queued with a private PostgreSQL and Redis
+    /// The tier: solo; or shared, queued or shielded with a private PostgreSQL and Redis
     #[arg(long, value_enum, default_value_t = Tier::Shared)]
     tier: Tier,
 

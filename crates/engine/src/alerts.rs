@@ -27,6 +27,8 @@ pub enum AlertKind {
     Quarantined,
     /// Redis must be set up differently; nothing is sold meanwhile.
     Unsuitable,
+    /// A sale cannot be loaded into the gate again; it is closed, the others are sold.
+    NotRebuilt,
     /// The gate is rebuilt again and again.
     RebuiltRepeatedly,
 }
@@ -38,6 +40,7 @@ impl AlertKind {
             Self::ReleaseFailed => "release_failed",
             Self::Quarantined => "quarantined",
             Self::Unsuitable => "redis_unsuitable",
+            Self::NotRebuilt => "sale_not_rebuilt",
             Self::RebuiltRepeatedly => "gate_rebuilt_repeatedly",
         }
     }

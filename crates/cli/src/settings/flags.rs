@@ -30,8 +30,8 @@ impl Flags {
 /// Flags of `serve` only.
 #[derive(Debug, Default, Args)]
 pub struct ServeFlags {
-    /// The tier: solo, one process; shared, several nodes with a gate in Redis; or queued, the same with a queue in front of the
-    /// database [default: solo]
+    /// The tier: solo, one process; shared, several nodes with a gate in Redis; queued, the same with a queue in front of the
+    /// database; or shielded, the same with nodes that refuse by themselves after the sell-out [default: solo]
     #[arg(long, value_name = "TIER")]
     pub(super) tier: Option<String>,
 
@@ -39,7 +39,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "QUEUE")]
     pub(super) queue: Option<String>,
 
-    /// The Redis server of the gate, for the tiers shared and queued: redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// for TLS
+    /// The Redis server of the gate, for all tiers but solo: redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// for TLS
     #[arg(long, value_name = "URL")]
     pub(super) redis: Option<String>,
 

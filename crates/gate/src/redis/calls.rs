@@ -17,6 +17,33 @@ impl RedisGate {
         keys: &[String],
         args: &[String],
     ) -> Result<T, GateError> {
+        self.call_with(incarnation, script, keys, args, gate_error).await
+    }
+
+    /// Calls the script that admits. It may have admitted before it failed, so that is not known. What is damaged is found when the sale is
+    /// next compared with the gate.
+    pub(super) async fn call_admit<T: FromRedisValue>(
+        &self,
+        incarnation: &Incarnation,
+        keys: &[String],
+        args: &[String],
+    ) -> Result<T, GateError> {
+        let meaning = |error: &CommandError| match gate_error(error) {
+            GateError::Lost => GateError::Unanswered,
+            error => error,
+        };
+        self.call_with(incarnation, &incarnation.scripts.admit, keys, args, meaning).await
+    }
+
+    /// `meaning`: of an error of the script.
+    async fn call_with<T: FromRedisValue>(
+        &self,
+        incarnation: &Incarnation,
+        script: &Script,
+        keys: &[String],
+        args: &[String],
+        meaning: fn(&CommandError) -> GateError,
+    ) -> Result<T, GateError> {
         let verified = incarnation.verified_connection.load(Ordering::Relaxed);
         if self.client.current_connection() != Some(verified) {
             self.verify(incarnation).await?;
@@ -30,7 +57,7 @@ impl RedisGate {
         }
         let reply = reply.map_err(|error| match error {
             EvalShaError::NoScript => GateError::Lost,
-            EvalShaError::Command(error) => gate_error(&error),
+            EvalShaError::Command(error) => meaning(&error),
         })?;
         if matches!(&reply, Value::BulkString(text) if text == b"lost") {
             return Err(GateError::Lost);
@@ -61,9 +88,11 @@ fn read<T: FromRedisValue>(reply: Value) -> Result<T, GateError> {
 
 /// Whether a key has another type, or lacks a field, that the gate's scripts have written.
 fn is_damaged(error: &redis::RedisError) -> bool {
+    // The texts of Redis 7.0 and of later versions if the user lacks a right.
+    const NO_RIGHT: [&str; 2] = ["The user executing the script can't", "ACL failure"];
     let is_failed_script = || {
         let text = error.to_string();
-        text.contains("user_script") && !text.contains("ACL failure")
+        text.contains("user_script") && !NO_RIGHT.iter().any(|reason| text.contains(reason))
     };
     match error.code() {
         Some("WRONGTYPE") => true,

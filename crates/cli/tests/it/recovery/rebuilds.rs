@@ -6,12 +6,16 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::Value;
-use stampede_core::failpoint;
-use stampede_testkit::{Client, until};
+use stampede_core::{SaleId, failpoint};
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
+use stampede_testkit::{Client, redis, until};
 
 use crate::cluster::Cluster;
 use crate::proof::stampede;
-use crate::shop::{Kind, TOKEN};
+use crate::quarantine::execute;
+use crate::shared::Nodes;
+use crate::shop::{Kind, Shop, TOKEN};
 
 use super::{CRASHES, OUTAGES, seeds};
 
@@ -68,7 +72,66 @@ async fn nodes_rebuild_the_gate_at_once(kind: Kind) {
     cluster.stop();
 }
 
-on_each_database!(servers: the_gate_is_rebuilt_while_orders_are_cancelled, nodes_rebuild_the_gate_at_once);
+/// The database refuses the orders of one sale, and the gate is rebuilt: that sale stays closed, which is reported, and the others are sold.
+async fn a_sale_that_cannot_be_rebuilt_holds_up_no_other(kind: Kind) {
+    let nodes = Nodes::start_with(kind, 2, |_, mut command| {
+        command.env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000");
+        command
+    });
+    let buyers = nodes.shops[0].log_in(0, 2).await;
+    let (stuck, other) = (nodes.create_sale(5).await, nodes.create_sale(5).await);
+    let (of_stuck, of_other) = (Recorder::default(), Recorder::default());
+    for statement in refuse_orders(kind, stuck) {
+        execute(kind, &nodes.storages[0], &statement).await;
+    }
+    let bought = of_stuck.buy(&mut nodes.shops[0].client().await, stuck, &buyers[0]).await;
+    assert_eq!(bought.response, Response::Unknown, "admitted, and not recorded");
+    redis::ask(nodes.redis.port(), &["script", "flush"]).unwrap();
+    let sells = async |shop: &Shop, history: &Recorder, sale, buyer| {
+        let bought = history.buy(&mut shop.client().await, sale, buyer).await;
+        matches!(bought.response, Response::Created | Response::Already)
+    };
+    for shop in &nodes.shops {
+        until("the other sale is sold", async || sells(shop, &of_other, other, &buyers[1]).await).await;
+    }
+    until("an alert names the sale", async || {
+        let mut raised = false;
+        for shop in &nodes.shops {
+            let metrics = shop.client().await.get("/metrics", TOKEN).await.unwrap();
+            raised |=
+                String::from_utf8_lossy(&metrics.body).contains("stampede_alerts_total{alert=\"sale_not_rebuilt\"}");
+        }
+        raised
+    })
+    .await;
+    let on_table = if matches!(kind, Kind::Postgres) { " ON orders" } else { "" };
+    execute(kind, &nodes.storages[0], &format!("DROP TRIGGER refuse{on_table}")).await;
+    for shop in &nodes.shops {
+        until("the sale is sold again", async || sells(shop, &of_stuck, stuck, &buyers[0]).await).await;
+    }
+    assert_eq!(nodes.verify(&of_stuck, stuck).await, 1);
+    assert_eq!(nodes.verify(&of_other, other).await, 1);
+}
+
+/// Statements with which the database refuses orders of a sale for a reason that is not in their data.
+fn refuse_orders(kind: Kind, sale: SaleId) -> Vec<String> {
+    match kind {
+        Kind::Sqlite => panic!("not a database of this tier"),
+        Kind::MariaDb => vec![format!(
+            "CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW
+                IF NEW.sale_id = {sale} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not now'; END IF"
+        )],
+        Kind::Postgres => vec![
+            format!(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                    IF NEW.sale_id = {sale} THEN RAISE EXCEPTION 'not now'; END IF; RETURN NEW; END $$"
+            ),
+            "CREATE TRIGGER refuse BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION refuse()".to_owned(),
+        ],
+    }
+}
+
+on_each_database!(servers: the_gate_is_rebuilt_while_orders_are_cancelled, nodes_rebuild_the_gate_at_once, a_sale_that_cannot_be_rebuilt_holds_up_no_other);
 
 /// A node dies in the middle of a rebuild, between two steps. Another node begins again.
 async fn survives_a_rebuilder_that_dies_at(failpoint: &str, kind: Kind) {

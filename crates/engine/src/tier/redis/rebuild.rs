@@ -8,11 +8,14 @@
 //!    everything that was confirmed is recorded ([`drain`]).
 //! 5. A sale is closed once more, which fails if another server answers by now: then step 3 may have read that one. It gets the next epoch, is loaded with the ledger's live orders, and is opened.
 //!
+//! A sale that the ledger cannot record or read now stays closed, and is tried again; the others are opened.
+//!
 //! A node that has missed this sends its orders with the old epoch, which the ledger refuses. A rebuild whose heartbeat stops is begun
 //! again by another node; two of them do no harm, because the ledger and Redis refuse the older incarnation.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::future::Future;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
@@ -20,11 +23,13 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use metrics::{counter, histogram};
 use stampede_core::ports::{Admitted, Gate as _, GateRecord, LoadedSale};
 use stampede_core::{Sale, failpoint};
+use stampede_redis::Backoff;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::queued::drain::drain;
 use super::recovery::NotReady;
 use super::{RedisTier, requirements};
+use crate::alerts::AlertKind;
 use crate::retention::RETENTION;
 
 /// Sales that are rebuilt at once.
@@ -33,6 +38,13 @@ const CONCURRENT_SALES: usize = 8;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Entries of the outbox that are read at once.
 const ENTRIES: usize = 100;
+/// How long a sale whose orders cannot be recorded holds up the others.
+const SURVIVORS_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a node goes on with sales that could not be rebuilt.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
+/// The pauses between attempts to rebuild a sale that could not be rebuilt.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Orders that are recorded at once.
 const ORDERS: usize = 1000;
 
@@ -40,6 +52,8 @@ const ORDERS: usize = 1000;
 pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotReady> {
     let (gate, ledger, started) = (&tier.gate, &tier.context.ledger, Instant::now());
     tier.closed.begin();
+    // A sale whose row is locked holds up the next steps; meanwhile nobody must call this node ready.
+    *tier.not_ready.lock() = Some(NotReady::Rebuilding);
     requirements::check(&tier.config.redis, ledger.as_ref(), tier.config.assume_noeviction).await?;
     // Read before the scripts are loaded: where they are, the ledger knows the server.
     let replication_id = gate.replication_id().await?;
@@ -49,10 +63,9 @@ pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotRe
         return Err(NotReady::Rebuilding);
     };
     tracing::warn!(reason, incarnation, "rebuilding the gate; sales are closed meanwhile");
-    *tier.not_ready.lock() = Some(NotReady::Rebuilding);
     counter!("stampede_gate_rebuilds_total").increment(1);
     failpoint::hit("rebuild.begun");
-    let _heartbeat = start_heartbeat(tier);
+    let heartbeat = start_heartbeat(tier);
     tier.set_incarnation(&GateRecord { ledger_id: gate.ledger_id().to_owned(), incarnation, replication_id });
     gate.load_scripts().await?;
     let sales = ledger.sales(Some(end_after)).await?;
@@ -60,17 +73,81 @@ pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotRe
     failpoint::hit("rebuild.closed");
     // With a queue, an order whose admission began before now may be confirmed until then.
     let not_before = Instant::now() + tier.delivery.queue().map_or(Duration::ZERO, |queue| queue.accept_within);
-    all_of(sales.iter().map(|sale| record_survivors(tier, sale).boxed()).collect()).await?;
+    let mut failed = each(&sales, |sale| record_survivors_within(SURVIVORS_TIMEOUT, tier, sale)).await?;
     if !sales.is_empty() {
         tokio::time::sleep_until(not_before.into()).await;
         if let Some(broker) = &tier.broker {
             drain(tier, broker, incarnation).await.map_err(NotReady::Queue)?;
         }
     }
-    all_of(sales.iter().map(|sale| load(tier, sale, incarnation).boxed()).collect()).await?;
+    let recorded: Vec<Sale> = sales.iter().filter(|sale| !failed.contains(sale)).cloned().collect();
+    failed.extend(each(&recorded, |sale| load(tier, sale, incarnation)).await?);
     histogram!("stampede_gate_rebuild_seconds").record(started.elapsed());
-    tracing::info!(sales = sales.len(), ms = started.elapsed().as_millis(), "the gate has been rebuilt");
+    let opened = sales.len() - failed.len();
+    tracing::info!(sales = opened, ms = started.elapsed().as_millis(), "the gate has been rebuilt");
+    if !failed.is_empty() {
+        tokio::spawn(finish(Arc::downgrade(tier), failed, incarnation, heartbeat));
+    }
     Ok(())
+}
+
+/// Does a step for all sales, some at once, and returns those for which the ledger does not allow it now. Any other failure concerns all
+/// sales, and so does one of all of them.
+async fn each<'a, F>(sales: &'a [Sale], step: impl Fn(&'a Sale) -> F) -> Result<Vec<Sale>, NotReady>
+where
+    F: Future<Output = Result<(), NotReady>> + Send + 'a,
+{
+    let work: Vec<BoxFuture<'a, _>> =
+        sales.iter().map(|sale| step(sale).map(move |done| (sale, done)).boxed()).collect();
+    let done: Vec<_> = futures_util::stream::iter(work).buffer_unordered(CONCURRENT_SALES).collect().await;
+    let mut failed = Vec::new();
+    for (sale, done) in done {
+        match done {
+            Ok(()) => {}
+            Err(NotReady::Ledger(cause)) if sales.len() > 1 => {
+                tracing::error!(sale = %sale.id, cause, "a sale cannot be rebuilt now and stays closed");
+                failed.push(sale.clone());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if !failed.is_empty() && failed.len() == sales.len() {
+        return Err(NotReady::Ledger("no sale can be rebuilt".to_owned()));
+    }
+    Ok(failed)
+}
+
+/// Goes on with the sales that could not be rebuilt, while the others are sold. The heartbeat tells other nodes not to begin another
+/// rebuild; it ends after a while, because another node may succeed.
+async fn finish(tier: Weak<RedisTier>, mut failed: Vec<Sale>, incarnation: u64, _heartbeat: AbortOnDropHandle<()>) {
+    let (mut backoff, started) = (Backoff::new(FIRST_PAUSE, LONGEST_PAUSE), Instant::now());
+    while !failed.is_empty() && started.elapsed() < FINISH_TIMEOUT {
+        backoff.sleep().await;
+        let Some(tier) = tier.upgrade() else { return };
+        for sale in std::mem::take(&mut failed) {
+            let rebuilt = async {
+                close(&tier, &sale).await?;
+                record_survivors_within(LONGEST_PAUSE, &tier, &sale).await?;
+                load(&tier, &sale, incarnation).await
+            };
+            match rebuilt.await {
+                Ok(()) => tracing::info!(sale = %sale.id, "a sale that could not be rebuilt is on sale again"),
+                Err(_) if tier.gate.incarnation() != incarnation => return,
+                Err(error) => {
+                    let message =
+                        format!("the sale is closed, because it cannot be rebuilt: {error}: {}", error.cause());
+                    tier.context.alerts.raise(AlertKind::NotRebuilt, format!("sale {}", sale.id), message).await;
+                    failed.push(sale);
+                }
+            }
+        }
+    }
+}
+
+/// Like [`record_survivors`], which goes on for as long as the ledger is away.
+async fn record_survivors_within(timeout: Duration, tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotReady> {
+    let timed_out = |_| NotReady::Ledger(format!("orders of sale {} cannot be recorded", sale.id));
+    tokio::time::timeout(timeout, record_survivors(tier, sale)).await.map_err(timed_out)?
 }
 
 /// Runs the work of all sales, some at once. One that fails stops none of the others, and is reported afterwards.
