@@ -54,9 +54,9 @@ impl Error {
             Self::Limited { .. } => Code::TooManyRequests,
             Self::Busy | Self::Gate(GateError::Busy) => Code::Busy,
             Self::NotRecordable(_) => Code::NotRecordable,
-            Self::OutcomeUnknown | Self::Ledger(LedgerError::Unknown(_)) | Self::Gate(GateError::Unanswered) => {
-                Code::OutcomeUnknown
-            }
+            Self::OutcomeUnknown
+            | Self::Ledger(LedgerError::Unknown(_))
+            | Self::Gate(GateError::Unanswered | GateError::Damaged) => Code::OutcomeUnknown,
             Self::Ledger(LedgerError::Conflict(_) | LedgerError::Unavailable(_))
             | Self::Gate(GateError::Lost | GateError::NotOpen | GateError::NotSent)
             | Self::Unready(_)

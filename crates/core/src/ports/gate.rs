@@ -20,6 +20,9 @@ pub enum GateError {
     /// The gate has lost its state, or was rebuilt by another node. Nothing was done. It must be rebuilt from the ledger.
     #[error("the gate has lost its state")]
     Lost,
+    /// What the gate has stored is damaged. It must be rebuilt from the ledger, and what the call did before it failed is not known.
+    #[error("the gate is damaged")]
+    Damaged,
     /// A bound is reached. Nothing was done.
     #[error("the gate is busy")]
     Busy,
@@ -32,6 +35,13 @@ pub enum GateError {
     /// The call was sent and not answered: it may have been carried out. It must not be sent again; the outbox settles it.
     #[error("the gate did not answer")]
     Unanswered,
+}
+
+impl GateError {
+    /// Whether the gate must be rebuilt from the ledger.
+    pub const fn is_loss(self) -> bool {
+        matches!(self, Self::Lost | Self::Damaged)
+    }
 }
 
 /// A gate's decision about one request to buy.

@@ -85,13 +85,7 @@ async fn release_all(
     let (mut after, mut first_error): (Option<OrderId>, Option<GateError>) = (None, None);
     loop {
         let pending = ledger.pending_releases(after, BATCH).await?;
-        let Some(last) = pending.last() else {
-            if first_error.is_none() {
-                failures.clear();
-            }
-            return first_error.map_or(Ok(()), |error| Err(error.into()));
-        };
-        after = Some(last.order);
+        after = pending.last().map(|last| last.order);
         let mut by_sale: HashMap<SaleId, Vec<Release>> = HashMap::new();
         for release in &pending {
             let (user, order) = (release.user, release.order);
@@ -117,5 +111,13 @@ async fn release_all(
             }
         }
         ledger.delete_pending_releases(&released).await?;
+        // What is added meanwhile may have a lower id, so the next round begins at the lowest again.
+        if pending.len() < BATCH as usize {
+            break;
+        }
     }
+    if first_error.is_none() {
+        failures.clear();
+    }
+    first_error.map_or(Ok(()), |error| Err(error.into()))
 }

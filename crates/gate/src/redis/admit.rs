@@ -30,7 +30,7 @@ impl RedisGate {
         }
         type Reply = (i64, u64, i64, i64, u32, String, Vec<String>);
         let (now, generation, price, seq, remaining, entry, answers): Reply =
-            self.call_admit(&current, &keys, &args).await?;
+            self.call(&current, &current.scripts.admit, &keys, &args).await?;
         if answers.len() != requests.len() {
             return Err(GateError::Unanswered);
         }

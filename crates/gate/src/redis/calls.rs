@@ -17,33 +17,6 @@ impl RedisGate {
         keys: &[String],
         args: &[String],
     ) -> Result<T, GateError> {
-        self.call_with(incarnation, script, keys, args, gate_error).await
-    }
-
-    /// Calls the script that admits. It may have admitted before it failed, so that is not known. What is damaged is found when the sale is
-    /// next compared with the gate.
-    pub(super) async fn call_admit<T: FromRedisValue>(
-        &self,
-        incarnation: &Incarnation,
-        keys: &[String],
-        args: &[String],
-    ) -> Result<T, GateError> {
-        let meaning = |error: &CommandError| match gate_error(error) {
-            GateError::Lost => GateError::Unanswered,
-            error => error,
-        };
-        self.call_with(incarnation, &incarnation.scripts.admit, keys, args, meaning).await
-    }
-
-    /// `meaning`: of an error of the script.
-    async fn call_with<T: FromRedisValue>(
-        &self,
-        incarnation: &Incarnation,
-        script: &Script,
-        keys: &[String],
-        args: &[String],
-        meaning: fn(&CommandError) -> GateError,
-    ) -> Result<T, GateError> {
         let verified = incarnation.verified_connection.load(Ordering::Relaxed);
         if self.client.current_connection() != Some(verified) {
             self.verify(incarnation).await?;
@@ -57,7 +30,7 @@ impl RedisGate {
         }
         let reply = reply.map_err(|error| match error {
             EvalShaError::NoScript => GateError::Lost,
-            EvalShaError::Command(error) => meaning(&error),
+            EvalShaError::Command(error) => gate_error(&error),
         })?;
         if matches!(&reply, Value::BulkString(text) if text == b"lost") {
             return Err(GateError::Lost);
@@ -107,7 +80,7 @@ pub(super) fn gate_error(error: &CommandError) -> GateError {
         CommandError::Unknown(_) => GateError::Unanswered,
         CommandError::Refused(error) if is_damaged(error) => {
             tracing::error!(%error, "keys of the gate in Redis are damaged: another program has written to them");
-            GateError::Lost
+            GateError::Damaged
         }
         // A script that fails half-way may have written.
         CommandError::Refused(error) => {

@@ -46,12 +46,19 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Orders count as lost if the queue has been empty and no order was written for this long. What a consumer has taken and not yet written
 /// is not in the queue.
 const QUIET: Duration = Duration::from_millis(1_500);
+/// How long a worker may take to listen.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A shop whose orders are written by a worker.
 pub trait QueuedShop: Shop {
     /// Writes orders until it is killed. Passes `site.kill` between taking an order and committing it.
     fn work(self: Arc<Self>) -> impl Future<Output = Result<()>> + Send;
+
+    /// Whether orders that are sent from now on reach the worker.
+    fn is_listening(&self) -> impl Future<Output = Result<bool>> + Send {
+        async { Ok(true) }
+    }
 
     /// Orders that the queue still has.
     fn queued(&self) -> impl Future<Output = Result<u64>> + Send;
@@ -111,11 +118,20 @@ async fn load<S: QueuedShop>(lab: &Lab, version: &Version, measured: &mut Measur
     Ok(())
 }
 
-/// Starts a node.
+/// Starts a node, whose worker listens before the first order is sent.
 pub(crate) async fn start<S: QueuedShop>(site: &Site) -> Result<Node<S>> {
     let shop = Arc::new(S::open(site).await?);
     let worker = tokio::spawn(shop.clone().work());
-    Ok(Node::new(shop, worker))
+    let mut node = Node::new(shop, worker);
+    let deadline = Instant::now() + START_TIMEOUT;
+    while !node.shop.is_listening().await? {
+        node.check().await?;
+        if Instant::now() > deadline {
+            return Err(Error::TimedOut("the worker listens"));
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(node)
 }
 
 /// Waits until all confirmed orders are written, or until no more can come.

@@ -72,6 +72,13 @@ impl QueuedShop for PubSub {
         Ok(())
     }
 
+    async fn is_listening(&self) -> Result<bool> {
+        let mut redis = self.redis.clone();
+        let (_, listeners): (String, u64) =
+            redis::cmd("PUBSUB").arg("NUMSUB").arg("orders").query_async(&mut redis).await?;
+        Ok(listeners > 0)
+    }
+
     async fn queued(&self) -> Result<u64> {
         Ok(0)
     }

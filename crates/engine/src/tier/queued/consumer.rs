@@ -163,7 +163,7 @@ pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>,
         match read {
             Ok(()) => backoff.reset(),
             Err(error) => {
-                if error == GateError::Lost {
+                if error.is_loss() {
                     report_losses(&tier, &consumer, &idle).await;
                 }
                 tracing::debug!(%error, "cannot read the outboxes; trying again");
@@ -203,7 +203,7 @@ async fn report_losses(tier: &Arc<RedisTier>, consumer: &Arc<Consumer>, sales: &
         let Some((incarnation, epoch)) = tier.gate.opened_as(sale) else { continue };
         match tier.gate.read_new(&tier.config.redis, &consumer.name, &[sale], READ, None).await {
             Ok(read) => read.into_iter().for_each(|(sale, entries)| consumer.start(tier, sale, entries)),
-            Err(GateError::Lost) => tier.losses.report(sale, incarnation, epoch),
+            Err(error) if error.is_loss() => tier.losses.report(sale, incarnation, epoch),
             Err(_) => return,
         }
     }

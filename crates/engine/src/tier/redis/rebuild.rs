@@ -121,6 +121,12 @@ where
 /// rebuild; it ends after a while, because another node may succeed.
 async fn finish(tier: Weak<RedisTier>, mut failed: Vec<Sale>, incarnation: u64, _heartbeat: AbortOnDropHandle<()>) {
     let (mut backoff, started) = (Backoff::new(FIRST_PAUSE, LONGEST_PAUSE), Instant::now());
+    if let Some(tier) = tier.upgrade() {
+        for sale in &failed {
+            let message = "the sale is closed, because its orders cannot be recorded or read; the log has the cause";
+            tier.context.alerts.raise(AlertKind::NotRebuilt, format!("sale {}", sale.id), message.to_owned()).await;
+        }
+    }
     while !failed.is_empty() && started.elapsed() < FINISH_TIMEOUT {
         backoff.sleep().await;
         let Some(tier) = tier.upgrade() else { return };
@@ -134,9 +140,8 @@ async fn finish(tier: Weak<RedisTier>, mut failed: Vec<Sale>, incarnation: u64, 
                 Ok(()) => tracing::info!(sale = %sale.id, "a sale that could not be rebuilt is on sale again"),
                 Err(_) if tier.gate.incarnation() != incarnation => return,
                 Err(error) => {
-                    let message =
-                        format!("the sale is closed, because it cannot be rebuilt: {error}: {}", error.cause());
-                    tier.context.alerts.raise(AlertKind::NotRebuilt, format!("sale {}", sale.id), message).await;
+                    let cause = error.cause();
+                    tracing::warn!(sale = %sale.id, %error, cause, "the sale cannot be rebuilt yet; trying again");
                     failed.push(sale);
                 }
             }

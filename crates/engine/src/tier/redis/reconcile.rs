@@ -179,7 +179,7 @@ async fn find(tier: &RedisTier, sale: SaleId) -> Result<HashSet<Finding>, Error>
     // The gate is read before the ledger: an order that is recorded meanwhile has its row by then.
     let (snapshot, marks) = match (gate.snapshot(sale).await, gate.marks(sale).await) {
         (Ok(Some(snapshot)), Ok(Some(marks))) => (snapshot, marks),
-        (Err(GateError::Lost), _) | (_, Err(GateError::Lost)) => {
+        (Err(error), _) | (_, Err(error)) if error.is_loss() => {
             tier.losses.report(sale, incarnation, epoch);
             return Ok(HashSet::new());
         }

@@ -88,7 +88,7 @@ impl NotReady {
 impl From<GateError> for NotReady {
     fn from(error: GateError) -> Self {
         match error {
-            GateError::Lost | GateError::NotOpen => Self::Rebuilding,
+            GateError::Lost | GateError::Damaged | GateError::NotOpen => Self::Rebuilding,
             GateError::Busy | GateError::NotSent | GateError::Unanswered => Self::Redis(error.to_string()),
         }
     }
@@ -262,7 +262,7 @@ async fn compare(tier: &RedisTier, sale: &Sale) {
     };
     match compared.await {
         Ok(()) => {}
-        Err(Error::Gate(GateError::Lost)) => tier.losses.report(sale.id, incarnation, epoch),
+        Err(Error::Gate(error)) if error.is_loss() => tier.losses.report(sale.id, incarnation, epoch),
         Err(error) => {
             tracing::debug!(sale = %sale.id, error = describe(&error), "cannot compare a sale with the gate");
         }

@@ -100,7 +100,7 @@ impl Seller {
         let (opened_as, started) = (self.gate.opened_as(self.sale), Instant::now());
         let admitted = self.gate.admit_batch(self.sale, requests).await;
         self.admit_seconds.record(started.elapsed());
-        if admitted == Err(GateError::Lost)
+        if admitted.as_ref().is_err_and(|error| error.is_loss())
             && let Some((incarnation, epoch)) = opened_as
         {
             self.losses.report(self.sale, incarnation, epoch);
@@ -235,7 +235,7 @@ impl Seller {
         }
         // Marks that the gate has lost need no release: a rebuild loads only those of live orders.
         let is_released = match self.release_dead(pending, &outcomes).await {
-            Ok(()) | Err(GateError::Lost) => true,
+            Ok(()) | Err(GateError::Lost | GateError::Damaged) => true,
             Err(_) => before_rebuild,
         };
         let is_done = |outcome: &CommitOutcome| match outcome {
