@@ -8,7 +8,7 @@
 //! - [`money`], [`clock`]: cents and milliseconds
 //! - [`error`]: the stable codes that clients see
 //! - [`ports`]: the interfaces of gate, ledger, catalogue and accounts
-//! - [`failpoint`]: places where a test can stop or pause the process
+//! - `words`: a macro for enumerations whose values are words; [`failpoint`]: places where a test can stop or pause the process
 
 pub mod admission;
 pub mod clock;
@@ -21,6 +21,7 @@ pub mod ports;
 pub mod sale;
 pub mod shop;
 pub mod user;
+mod words;
 
 pub use admission::{Admission, Refusal, mark_digest};
 pub use clock::{Clock, SystemClock, Timestamp};

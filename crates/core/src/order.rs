@@ -10,57 +10,28 @@
 //!
 //! A payment may arrive after its order was cancelled. It is refunded; the order is never revived.
 
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
-
 use crate::clock::Timestamp;
 use crate::ids::{OrderId, SaleId, UserId};
 use crate::money::Money;
+use crate::words::words;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OrderStatus {
-    /// Admitted by the gate, not in the ledger yet.
-    Pending,
-    Unpaid,
-    Paid,
-    Redeemed,
-    Cancelled,
-    Refunding,
-    Refunded,
-    /// Admitted by the gate and refused by the ledger.
-    Rejected,
+words! {
+    /// Where an order is in its life.
+    OrderStatus {
+        /// Admitted by the gate, not in the ledger yet.
+        Pending = "pending",
+        Unpaid = "unpaid",
+        Paid = "paid",
+        Redeemed = "redeemed",
+        Cancelled = "cancelled",
+        Refunding = "refunding",
+        Refunded = "refunded",
+        /// Admitted by the gate and refused by the ledger.
+        Rejected = "rejected",
+    }
 }
 
 impl OrderStatus {
-    pub const ALL: [Self; 8] = [
-        Self::Pending,
-        Self::Unpaid,
-        Self::Paid,
-        Self::Redeemed,
-        Self::Cancelled,
-        Self::Refunding,
-        Self::Refunded,
-        Self::Rejected,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Unpaid => "unpaid",
-            Self::Paid => "paid",
-            Self::Redeemed => "redeemed",
-            Self::Cancelled => "cancelled",
-            Self::Refunding => "refunding",
-            Self::Refunded => "refunded",
-            Self::Rejected => "rejected",
-        }
-    }
-
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == text)
-    }
-
     /// A live order holds one of the stock and is the buyer's only one.
     pub const fn is_live(self) -> bool {
         matches!(self, Self::Pending | Self::Unpaid | Self::Paid | Self::Redeemed)
@@ -79,33 +50,16 @@ impl OrderStatus {
     }
 }
 
-/// Why an admitted order was rejected by the ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum RejectReason {
-    /// The buyer has another live order.
-    AlreadyHas,
-    SoldOut,
-    /// The sale was rebuilt since the admission.
-    Epoch,
-    /// An operator discarded it from quarantine.
-    Discarded,
-}
-
-impl RejectReason {
-    pub const ALL: [Self; 4] = [Self::AlreadyHas, Self::SoldOut, Self::Epoch, Self::Discarded];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::AlreadyHas => "already_has",
-            Self::SoldOut => "sold_out",
-            Self::Epoch => "epoch",
-            Self::Discarded => "discarded",
-        }
-    }
-
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|reason| reason.as_str() == text)
+words! {
+    /// Why an admitted order was rejected by the ledger.
+    RejectReason {
+        /// The buyer has another live order.
+        AlreadyHas = "already_has",
+        SoldOut = "sold_out",
+        /// The sale was rebuilt since the admission.
+        Epoch = "epoch",
+        /// An operator discarded it from quarantine.
+        Discarded = "discarded",
     }
 }
 
@@ -132,7 +86,7 @@ mod tests {
 
     #[test]
     fn final_statuses_have_no_transitions() {
-        for next in OrderStatus::ALL {
+        for &next in OrderStatus::ALL {
             for end in [Redeemed, Refunded, Rejected] {
                 assert!(!end.may_become(next), "{end:?} → {next:?}");
             }
@@ -141,11 +95,11 @@ mod tests {
 
     #[test]
     fn every_status_can_be_reached_and_has_one_spelling() {
-        for to in OrderStatus::ALL {
+        for &to in OrderStatus::ALL {
             assert_eq!(OrderStatus::parse(to.as_str()), Some(to));
             assert!(to == Pending || OrderStatus::ALL.iter().any(|from| from.may_become(to)), "{to:?}");
         }
-        for reason in RejectReason::ALL {
+        for &reason in RejectReason::ALL {
             assert_eq!(RejectReason::parse(reason.as_str()), Some(reason));
         }
     }

@@ -10,8 +10,8 @@
 -- ARGV[6…] for each request: user, order
 -- Returns 'lost', or {time in ms, generation, price, sequence number before this call, what is left after it, id of the new entry or '', one
 -- answer per request}:
--- 'a' admitted now, 'r' admitted before, 'h' and the order that the user has, or a refusal: 's' sold out, 'n' not started, 'e' ended,
--- 'p' paused, 'd' draft, 'b' busy
+-- 'a' admitted now, 'r' admitted before, 'h' and the order that the user has, 'b' busy, or a refusal: 's' sold out, 'n' not started,
+-- 'e' ended, 'p' paused, 'd' draft
 local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state', 'cap', 'begin', 'end', 'hw', 'seq', 'gen', 'price')
 local seq = tonumber(sale[8])
 if sale[1] ~= INCARNATION or sale[2] ~= ARGV[1] or sale[3] == 'closed' or seq < tonumber(ARGV[2]) then
