@@ -38,8 +38,8 @@ const CONCURRENT_SALES: usize = 8;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Entries of the outbox that are read at once.
 const ENTRIES: usize = 100;
-/// How long a sale whose orders cannot be recorded holds up the others.
-const SURVIVORS_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one call that records orders may take. Recording goes on while the ledger is away, and a sale must not hold up the others.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a node goes on with sales that could not be rebuilt.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The pauses between attempts to rebuild a sale that could not be rebuilt.
@@ -52,7 +52,7 @@ const ORDERS: usize = 1000;
 pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotReady> {
     let (gate, ledger, started) = (&tier.gate, &tier.context.ledger, Instant::now());
     tier.closed.begin();
-    // A sale whose row is locked holds up the next steps; meanwhile nobody must call this node ready.
+    // A sale whose row is locked holds up the next steps; the node is not ready meanwhile.
     *tier.not_ready.lock() = Some(NotReady::Rebuilding);
     requirements::check(&tier.config.redis, ledger.as_ref(), tier.config.assume_noeviction).await?;
     // Read before the scripts are loaded: where they are, the ledger knows the server.
@@ -73,7 +73,7 @@ pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<(), NotRe
     failpoint::hit("rebuild.closed");
     // With a queue, an order whose admission began before now may be confirmed until then.
     let not_before = Instant::now() + tier.delivery.queue().map_or(Duration::ZERO, |queue| queue.accept_within);
-    let mut failed = each(&sales, |sale| record_survivors_within(SURVIVORS_TIMEOUT, tier, sale)).await?;
+    let mut failed = each(&sales, |sale| record_survivors(tier, sale)).await?;
     if !sales.is_empty() {
         tokio::time::sleep_until(not_before.into()).await;
         if let Some(broker) = &tier.broker {
@@ -133,7 +133,7 @@ async fn finish(tier: Weak<RedisTier>, mut failed: Vec<Sale>, incarnation: u64, 
         for sale in std::mem::take(&mut failed) {
             let rebuilt = async {
                 close(&tier, &sale).await?;
-                record_survivors_within(LONGEST_PAUSE, &tier, &sale).await?;
+                record_survivors(&tier, &sale).await?;
                 load(&tier, &sale, incarnation).await
             };
             match rebuilt.await {
@@ -147,12 +147,6 @@ async fn finish(tier: Weak<RedisTier>, mut failed: Vec<Sale>, incarnation: u64, 
             }
         }
     }
-}
-
-/// Like [`record_survivors`], which goes on for as long as the ledger is away.
-async fn record_survivors_within(timeout: Duration, tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotReady> {
-    let timed_out = |_| NotReady::Ledger(format!("orders of sale {} cannot be recorded", sale.id));
-    tokio::time::timeout(timeout, record_survivors(tier, sale)).await.map_err(timed_out)?
 }
 
 /// Runs the work of all sales, some at once. One that fails stops none of the others, and is reported afterwards.
@@ -204,6 +198,10 @@ async fn load(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64) -> Result<()
     Ok(())
 }
 
+fn timed_out(sale: &Sale) -> NotReady {
+    NotReady::Ledger(format!("orders of sale {} cannot be recorded", sale.id))
+}
+
 /// Records the entries of the outbox, and the marks that have no row.
 async fn record_survivors(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotReady> {
     let seller = tier.seller(sale.id)?;
@@ -214,7 +212,8 @@ async fn record_survivors(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotR
         after = Some(last.id);
         seller.remove_unreadable(&entries).await;
         for entry in entries {
-            seller.record_before_rebuild(entry.id.epoch, entry.orders.into_iter()).await?;
+            let recording = seller.record_before_rebuild(entry.id.epoch, entry.orders.into_iter());
+            tokio::time::timeout(RECORD_TIMEOUT, recording).await.map_err(|_| timed_out(sale))??;
         }
     }
     let Some((epoch, marks)) = tier.gate.surviving_marks(sale.id).await? else { return Ok(()) };
@@ -225,7 +224,8 @@ async fn record_survivors(tier: &Arc<RedisTier>, sale: &Sale) -> Result<(), NotR
     let admitted = |&(user, order): &_| Admitted { order, user, seq: 0, at };
     let missing: Vec<Admitted> = marks.iter().filter(|mark| !recorded.contains(mark)).map(admitted).collect();
     for orders in missing.chunks(ORDERS) {
-        seller.record_before_rebuild(epoch, orders.iter().copied()).await?;
+        let recording = seller.record_before_rebuild(epoch, orders.iter().copied());
+        tokio::time::timeout(RECORD_TIMEOUT, recording).await.map_err(|_| timed_out(sale))??;
     }
     Ok(())
 }
