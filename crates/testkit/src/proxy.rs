@@ -3,6 +3,7 @@
 use std::io::Result;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -32,6 +33,7 @@ pub struct Proxy {
     fault: Arc<watch::Sender<Fault>>,
     /// A change closes every present connection.
     cuts: Arc<watch::Sender<u64>>,
+    opened: Arc<AtomicU64>,
     task: JoinHandle<()>,
 }
 
@@ -43,9 +45,11 @@ impl Proxy {
         let target = Arc::new(watch::Sender::new(target));
         let fault = Arc::new(watch::Sender::new(Fault::None));
         let cuts = Arc::new(watch::Sender::new(0));
-        let (targets, faults, cutting) = (target.clone(), fault.clone(), cuts.clone());
+        let opened = Arc::new(AtomicU64::new(0));
+        let (targets, faults, cutting, counter) = (target.clone(), fault.clone(), cuts.clone(), opened.clone());
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                counter.fetch_add(1, Ordering::Relaxed);
                 let faults = faults.subscribe();
                 if *faults.borrow() != Fault::Cut {
                     // Subscribed first: a connection that is opened while the target changes is closed, or leads to the new one.
@@ -55,11 +59,16 @@ impl Proxy {
                 }
             }
         });
-        Ok(Self { address, target, fault, cuts, task })
+        Ok(Self { address, target, fault, cuts, opened, task })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How many connections clients have opened so far, including those that were closed at once because the server was away.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
     }
 
     /// Leads new connections to another server, and closes the present ones.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a condition may take to become true.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Polls a condition until it is true and returns how long that took. Panics if it takes too long.
