@@ -122,14 +122,16 @@
 //! | Redis restarts empty | the lock is lost, and its holder learns it with the next renewal; fencing tokens still increase, because none is below the clock of Redis in microseconds |
 //! | the clock of Redis jumps ahead | leases expire early; the holder learns it with the next renewal |
 //! | the clock of Redis goes back | fencing tokens still increase for [`fencing_token_ttl`](crate::Config::fencing_token_ttl) |
-//! | a command to a cluster has no reply | it is sent again only if the node refused to execute it; a release is repeated under its id, and one that was executed without a reply is not reported as a lost lock |
+//! | a command to a cluster has no reply | it is sent again only if the node refused to execute it; a release is repeated under its id, and one that was executed without a reply is not reported as a lost lock, unless the lease had expired before |
 //! | the program ends | locks of dropped guards are released before [`Locks::close`](crate::Locks::close) returns; without it they expire |
 //! | a waiter dies | the others do not wait for it; in the queue of a fair lock it is skipped when its entry has not been renewed for the TTL |
 //! | a message is lost | the waiter checks again when the lease of the current holder expires |
 //!
 //! # Resource limits
 //!
-//! One waiter per client checks a lock at a time, so an acquisition costs about two scripts, however many callers wait; every *other* client
-//! with waiters adds one more. Each [`Locks`](crate::Locks) has one connection, one subscription (while it has waiters) and one watchdog. A
-//! released lock leaves nothing in Redis but its last fencing token, for a day. At most 16,384 background releases are retried at once;
-//! further ones get one attempt each, after which their leases expire. [`lock`](crate::Lock::lock) waits without a timeout.
+//! Callers of one client that wait for a simple, re-entrant or write lock share their checks, so an acquisition costs about two scripts,
+//! however many callers wait; every *other* client with waiters adds one more. Callers that wait for a read lock or a fair lock each check by
+//! themselves. Each [`Locks`](crate::Locks) has one connection for commands (to a cluster, one per node), one more for messages while it has
+//! waiters, and one watchdog. A released lock leaves nothing in Redis but its last fencing token, which a simple lock does not have, for
+//! [`fencing_token_ttl`](crate::Config::fencing_token_ttl) (a day by default). At most 16,384 background releases are retried at once; further
+//! ones get one attempt each, after which their leases expire. [`lock`](crate::Lock::lock) waits without a timeout.

@@ -81,6 +81,7 @@ impl Guard {
     pub async fn release(mut self) -> Result<()> {
         let Some(lease) = self.lease.clone() else { return Ok(()) };
         self.shared.watchdog.unwatch(&lease);
+        let was_valid = lease.is_valid();
         lease.end();
         let deadline = Instant::now() + self.shared.config.response_timeout;
         let mut maybe_released = false;
@@ -93,8 +94,9 @@ impl Guard {
                     }
                     return match outcome {
                         ReleaseOutcome::Released => Ok(()),
-                        // Released by an earlier request whose reply was lost.
-                        _ if maybe_released => Ok(()),
+                        // Released by an earlier request whose reply was lost. If the lease had expired before, the lock may have been
+                        // lost as well, so that is reported.
+                        _ if maybe_released && was_valid => Ok(()),
                         ReleaseOutcome::NotHeld => Err(Error::Lost),
                         ReleaseOutcome::HeldByOther => Err(Error::HeldByOther),
                     };

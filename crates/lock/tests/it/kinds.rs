@@ -69,6 +69,21 @@ pub async fn acquire(kind: &str, servers: &[Locks], timeout: Duration) -> Result
     })
 }
 
+/// Acquires the lock that is named like its kind, with a fixed TTL.
+pub async fn acquire_with_ttl(kind: &str, servers: &[Locks], ttl: Duration) -> Result<AnyGuard> {
+    Ok(match kind {
+        "multi" => {
+            let owner = Owner::new();
+            let lock = |(index, server): (usize, &Locks)| {
+                server.reentrant(&format!("multi-{index}"), &owner).and_then(|lock| lock.with_ttl(ttl))
+            };
+            AnyGuard::Multi(MultiLock::new(servers.iter().enumerate().map(lock).collect::<Result<_>>()?)?.lock().await?)
+        }
+        "redlock" => AnyGuard::RedLock(RedLock::new(servers, kind)?.with_ttl(ttl)?.lock().await?),
+        single => AnyGuard::One(lock(single, &servers[0], single).with_ttl(ttl)?.lock().await?),
+    })
+}
+
 /// Acquires the same lock for a competing owner; for a read lock, the write lock.
 pub async fn acquire_competing(kind: &str, servers: &[Locks], timeout: Duration) -> Result<AnyGuard> {
     match kind {

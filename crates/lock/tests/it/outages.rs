@@ -9,13 +9,13 @@ use stampede_lock::{Config, Error, Locks, Result};
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Proxy, Server, count, redis};
 
-use crate::kinds::{AnyGuard, KINDS, acquire, acquire_competing};
-use crate::support::{SHORT, ask, connect, example, until};
+use crate::kinds::{AnyGuard, KINDS, SINGLE, acquire, acquire_competing, acquire_with_ttl};
+use crate::support::{SHORT, ask, calls, connect, example, until};
 
 /// Three servers, with clients that reach them through proxies and competing clients that reach them directly.
 struct Setup {
-    /// Dropping them stops the servers.
-    _servers: Vec<Server>,
+    /// Dropping them stops them.
+    servers: Vec<Server>,
     proxies: Vec<Proxy>,
     proxied: Vec<Locks>,
     direct: Vec<Locks>,
@@ -31,7 +31,7 @@ impl Setup {
             direct.push(connect(server, config.clone()).await);
             proxies.push(proxy);
         }
-        Self { _servers: servers, proxies, proxied, direct }
+        Self { servers, proxies, proxied, direct }
     }
 
     fn set(&self, fault: Fault) {
@@ -115,6 +115,43 @@ async fn every_kind_reports_a_cut_longer_than_its_ttl_before_another_owner_acqui
     // The clients reconnect, and everything works again.
     for held in setup.acquire_all().await {
         held.release().await.unwrap();
+    }
+}
+
+/// The reply to the first release is lost, so that it is repeated. What the repetition finds does not hide that the lock had expired before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_that_expired_is_reported_as_lost_although_a_reply_to_its_release_is_lost() {
+    let config = Config { response_timeout: Duration::from_secs(10), ..Config::default() };
+    let setup = Setup::new(&config).await;
+    // Loads the scripts, so that a release is one command.
+    for held in setup.acquire_all().await {
+        held.release().await.unwrap();
+    }
+    for kind in KINDS {
+        let used = if SINGLE.contains(&kind) { &setup.servers[..1] } else { &setup.servers[..] };
+        for held_by_other in [false, true] {
+            let held = acquire_with_ttl(kind, &setup.proxied, Duration::from_millis(200)).await.unwrap();
+            held.lost().await;
+            until("the lock has expired in Redis", async || nothing_held(&setup.servers)).await;
+            let rival = match held_by_other {
+                true => Some(acquire_competing(kind, &setup.direct, Duration::from_secs(10)).await.unwrap()),
+                false => None,
+            };
+            let before: Vec<u64> = used.iter().map(|server| calls(server, "evalsha")).collect();
+            setup.set(Fault::DropResponses);
+            let releasing = tokio::spawn(held.release());
+            until("Redis has executed the release", async || {
+                used.iter().zip(&before).all(|(server, &before)| calls(server, "evalsha") > before)
+            })
+            .await;
+            setup.set(Fault::None);
+            setup.proxies.iter().for_each(Proxy::cut_all);
+            let released = releasing.await.unwrap();
+            assert!(matches!(released, Err(Error::Lost | Error::HeldByOther)), "{kind}, {held_by_other}: {released:?}");
+            if let Some(rival) = rival {
+                rival.release().await.unwrap_or_else(|error| panic!("{kind}: the competing lock is gone: {error}"));
+            }
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! However many waiters a lock has, an acquisition costs Redis about two scripts: one to acquire it, one to release it.
+//! However many waiters a lock has, an acquisition costs Redis a few scripts: one to acquire it, one to release it, and in most kinds one or two
+//! before it waits.
 
 use stampede_lock::{Config, Error, Lock, Locks, Owner};
 use stampede_testkit::{Server, redis};
@@ -44,6 +45,7 @@ async fn default_client() -> (Server, Locks) {
 fn assert_linear(what: &str, acquisitions: usize, scripts: u64, each: u64) {
     let number = u64::try_from(acquisitions).unwrap();
     let most = each * number + number / 10 + 10;
+    eprintln!("{what}: {scripts} scripts for {number} acquisitions, at most {most}");
     assert!(scripts <= most, "{what}: {scripts} scripts for {number} acquisitions, more than {most}");
 }
 
@@ -59,26 +61,28 @@ async fn clones_of_a_simple_lock_cost_two_scripts_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_cost_two_scripts_each_after_the_release() {
+async fn writers_cost_three_scripts_each() {
     let (server, locks) = default_client().await;
     for number in [10, 200] {
         let writer = |_| locks.read_write("work", &Owner::new()).unwrap().write().clone();
         let (all, since_release) = count_scripts(&server, (0..=number).map(writer).collect()).await;
-        assert_linear("writers in all", number, all, 4);
+        assert_linear("writers in all", number, all, 3);
         assert_linear("writers after the release", number, since_release, 2);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn other_kinds_cost_two_or_three_scripts_each_after_the_release() {
+async fn other_kinds_cost_two_to_four_scripts_each() {
     let (server, locks) = default_client().await;
     let number = 100;
     let reentrant = |_| locks.reentrant("reentrant", &Owner::new()).unwrap();
-    let (_, scripts) = count_scripts(&server, (0..=number).map(reentrant).collect()).await;
-    assert_linear("re-entrant locks", number, scripts, 2);
+    let (all, scripts) = count_scripts(&server, (0..=number).map(reentrant).collect()).await;
+    assert_linear("re-entrant locks in all", number, all, 3);
+    assert_linear("re-entrant locks after the release", number, scripts, 2);
     let fair = |_| locks.fair("fair", &Owner::new()).unwrap();
-    let (_, scripts) = count_scripts(&server, (0..=number).map(fair).collect()).await;
-    assert_linear("fair locks", number, scripts, 2);
+    let (all, scripts) = count_scripts(&server, (0..=number).map(fair).collect()).await;
+    assert_linear("fair locks in all", number, all, 4);
+    assert_linear("fair locks after the release", number, scripts, 2);
     // Readers and writers alternate, behind a writer.
     let mixed = |index: usize| {
         let lock = locks.read_write("mixed", &Owner::new()).unwrap();
