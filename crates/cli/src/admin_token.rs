@@ -1,4 +1,4 @@
-//! The tokens of administrators: those that the server accepts, and the one that `bench`, `check` and `quarantine` send.
+//! The tokens of administrators: those that the server accepts, and the one that commands send to a running server.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

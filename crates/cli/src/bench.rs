@@ -13,11 +13,11 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::RngExt as _;
-use stampede_ledger::Database;
+use stampede_ledger::{Database, RawInserts};
 use stampede_proof::bench::{self, Options, Progress};
 use stampede_proof::generator::RunClock;
 use stampede_proof::history;
-use stampede_proof::report::Report;
+use stampede_proof::report::{Drain, Report};
 use stampede_proof::servers::Server;
 use stampede_proof::system::{LateConsumer, Node, System};
 
@@ -42,12 +42,12 @@ pub struct Bench {
     #[arg(long, value_enum, default_value_t = Tier::Solo)]
     tier: Tier,
 
-    /// The URL of the ledger's database; with --private-servers: mariadb or postgres [default: solo: embedded SQLite; shared: a private
-    /// PostgreSQL]
+    /// The URL of the ledger's database; with --private-servers: mariadb or postgres [default: solo: embedded SQLite; other tiers: a
+    /// private PostgreSQL]
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
-    /// The Redis of the tier shared [default: a private one that syncs its append-only file once a second]
+    /// The Redis of the tiers shared, queued and shielded [default: a private one that syncs its append-only file once a second]
     #[arg(long, value_name = "URL", conflicts_with = "target")]
     redis: Option<String>,
 
@@ -59,7 +59,7 @@ pub struct Bench {
     #[arg(long, value_name = "URL", conflicts_with = "target")]
     amqp: Option<String>,
 
-    /// Start a private MariaDB or PostgreSQL for this run, and a private Redis for the tier shared; they must be installed
+    /// Start a private MariaDB or PostgreSQL for this run, and in all tiers but solo a private Redis; they must be installed
     #[arg(long)]
     private_servers: bool,
 
@@ -67,10 +67,15 @@ pub struct Bench {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     nodes: u16,
 
-    /// Record nothing while it is measured, in the tier queued: only answers are measured, and the orders are recorded before the
-    /// verification
+    /// In the tiers queued and shielded: record nothing while it is measured. Only answers are measured, and the orders are recorded before
+    /// the verification
     #[arg(long, conflicts_with = "target")]
     no_consumers: bool,
+
+    /// In the tiers queued and shielded: record nothing while it is measured, then measure how fast one consumer records what waits in the
+    /// queue, and how fast the same rows are inserted into a copy of the table (bench_orders, in the same database) without anything else
+    #[arg(long, conflicts_with = "target")]
+    drain: bool,
 
     /// Number of buyers; in the phase "orders", each of them gets one order per sale
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
@@ -144,6 +149,8 @@ const NOT_MEASURED: u8 = 2;
 struct Running {
     system: System,
     tier: String,
+    /// `None`: a running system.
+    database: Option<Database>,
     _servers: Vec<Server>,
     _directory: Option<tempfile::TempDir>,
 }
@@ -159,8 +166,8 @@ impl Bench {
         if self.rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
             bail!("--rate must be above zero");
         }
-        if self.no_consumers && !self.tier.has_queue() {
-            bail!("--no-consumers is for the tiers queued and shielded");
+        if (self.no_consumers || self.drain) && !self.tier.has_queue() {
+            bail!("--no-consumers and --drain are for the tiers queued and shielded");
         }
         if self.queue == QueueKind::RabbitMq && !self.tier.has_queue() {
             bail!("--queue is for the tiers queued and shielded");
@@ -185,7 +192,9 @@ impl Bench {
             seed,
             measure: Duration::from_secs_f64(self.seconds),
             storm: Duration::from_secs_f64(self.storm_seconds),
+            storm_connections: None,
             kill: self.kill,
+            drain: self.drain,
         };
         let clock = RunClock::new();
         let bar = Bar::start(&clock, self.json);
@@ -193,6 +202,9 @@ impl Bench {
         bar.finish();
         let (mut report, history) = done.with_context(|| format!("seed {seed}"))?;
         report.tier.clone_from(&running.tier);
+        if let (Some(drain), Some(database)) = (&mut report.drain, &running.database) {
+            compare_with_raw_inserts(drain, &running.system, database).await.context("raw inserts")?;
+        }
         // Closed before the nodes stop: the last connection to an SQLite database checkpoints its log, and that should be a node's.
         if let Some(ledger) = running.system.ledger.take() {
             ledger.close().await;
@@ -240,7 +252,7 @@ impl Bench {
             late_consumer: None,
             ledger,
         };
-        Ok(Running { system, tier: "target".to_owned(), _servers: Vec::new(), _directory: None })
+        Ok(Running { system, tier: "target".to_owned(), database: None, _servers: Vec::new(), _directory: None })
     }
 
     /// Starts the nodes of a new system.
@@ -281,7 +293,7 @@ impl Bench {
         };
         let token = format!("{:032x}", rand::rng().random::<u128>());
         let process = |name: String| {
-            let mut node = node_command(data.join(name), &token)?.arg("--tier", self.tier.as_str());
+            let mut node = node_command(data.join(name), &token, self.buyers)?.arg("--tier", self.tier.as_str());
             if self.tier.has_queue() {
                 node = node.arg("--queue", self.queue.as_str());
             }
@@ -296,7 +308,7 @@ impl Bench {
         let mut nodes = Vec::new();
         for n in 0..self.nodes {
             let mut node = process(format!("node-{n}"))?;
-            if self.no_consumers {
+            if self.no_consumers || self.drain {
                 node = node.env("STAMPEDE__QUEUE__CONSUME", "false");
             }
             nodes.push(Node::start(move |listen| node.command(listen))?);
@@ -305,12 +317,13 @@ impl Bench {
         let database = url.as_deref().map_or(Ok(Database::Sqlite(path)), Database::parse)?;
         let ledger = Some(stampede_ledger::open_read_only(&database).await?);
         let addresses: Vec<SocketAddr> = nodes.iter().map(Node::address).collect();
-        let late_consumer = match self.no_consumers {
+        let late_consumer = match self.no_consumers || self.drain {
             true => Some(LateConsumer::new(move |listen| consumer.command(listen))),
             false => None,
         };
         let system = System { admins: addresses.clone(), addresses, token, nodes, late_consumer, ledger };
-        Ok(Running { system, tier: self.tier.as_str().to_owned(), _servers: servers, _directory: directory })
+        let (tier, database) = (self.tier.as_str().to_owned(), Some(database));
+        Ok(Running { system, tier, database, _servers: servers, _directory: directory })
     }
 
     /// The URL of the database, which is started if it is to be a private one; `None`: embedded SQLite.
@@ -336,15 +349,39 @@ impl Bench {
     }
 }
 
-/// The command of a node that allows load tests, with limits that one address does not reach.
-fn node_command(data_dir: PathBuf, token: &str) -> anyhow::Result<NodeCommand> {
+/// Inserts the rows that a consumer has recorded once more, into a copy of the table, with as many rows in a transaction.
+async fn compare_with_raw_inserts(drain: &mut Drain, system: &System, database: &Database) -> anyhow::Result<()> {
+    let ledger = system.ledger.as_ref().context("the ledger cannot be read")?;
+    let mut sales = Vec::new();
+    for &sale in &drain.sales {
+        sales.push(ledger.inspect(sale).await?.with_context(|| format!("there is no sale {sale}"))?);
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "orders in a transaction")]
+    let batch = drain.batch.round().max(1.0) as usize;
+    // As many threads as a consumer has.
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let database = database.clone();
+    let inserting = move || runtime.block_on(async { stampede_ledger::raw_inserts(&database, &sales, batch).await });
+    let RawInserts { rows, elapsed } = tokio::task::spawn_blocking(inserting).await??;
+    drain.compare(rows, elapsed);
+    Ok(())
+}
+
+/// Fewer buyers than this try more often than the limit per user allows.
+const MIN_BUYERS_WITHIN_LIMIT: u32 = 10_000;
+
+/// The command of a node that allows load tests, with limits that one address does not reach. The limit per user stays if there are enough
+/// buyers: how often requests are counted in Redis depends on it.
+pub fn node_command(data_dir: PathBuf, token: &str, buyers: u32) -> anyhow::Result<NodeCommand> {
     let mut command =
         NodeCommand::new(data_dir)?.env("STAMPEDE_ADMIN_TOKEN", token).env("STAMPEDE__ALLOW_LOAD_TEST", "true");
+    if buyers < MIN_BUYERS_WITHIN_LIMIT {
+        command = command.env("STAMPEDE__BUY__PER_USER__COUNT", "1000000");
+    }
     for (setting, value) in [
         ("LOG__LEVEL", "error"),
         ("HTTP__MAX_CONNECTIONS", "200000"),
         ("HTTP__MAX_CONNECTIONS_PER_ADDRESS", "200000"),
-        ("BUY__PER_USER__COUNT", "1000000"),
         ("BUY__PER_ADDRESS__COUNT", "1000000000"),
         ("LOGIN__PER_ADDRESS__COUNT", "100000000"),
         ("LOGIN__CODES_PER_ADDRESS__COUNT", "100000000"),
@@ -423,7 +460,7 @@ mod tests {
     /// All requests of a load test come from one address.
     #[test]
     fn every_limit_per_address_is_raised() {
-        let command = node_command("data".into(), "token").unwrap().command(None);
+        let command = node_command("data".into(), "token", 1).unwrap().command(None);
         let raised: Vec<String> = command.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
         let defaults: toml::Table = include_str!("../../../config/default.toml").parse().unwrap();
         let mut found = 0;

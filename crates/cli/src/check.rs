@@ -47,6 +47,10 @@ pub struct Check {
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     max_clock_skew_ms: u64,
 
+    /// How long after stock has come back a node may still answer that the sale is sold out, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 5_000)]
+    max_sold_out_delay_ms: u64,
+
     /// Print JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -101,7 +105,11 @@ impl Check {
         if let Some(history) = history.as_mut().filter(|_| !self.sale.is_empty()) {
             history.retain(|attempt| self.sale.contains(&attempt.sale));
         }
-        let rules = Rules { max_clock_skew: Duration::from_millis(self.max_clock_skew_ms), at_rest: false };
+        let rules = Rules {
+            max_clock_skew: Duration::from_millis(self.max_clock_skew_ms),
+            max_sold_out_delay: Duration::from_millis(self.max_sold_out_delay_ms),
+            at_rest: false,
+        };
         let system = self.system().await?;
         let sales = self.select_sales(system.sales().await?, history.as_deref());
         let polling = if system.admins.len() > 1 { SEVERAL_NODES } else { ONE_NODE };
@@ -134,14 +142,13 @@ impl Check {
     }
 
     fn select_sales(&self, all: Vec<SaleId>, history: Option<&[Attempt]>) -> Vec<SaleId> {
+        let is_in_history = |sale: SaleId| history.is_some_and(|all| all.iter().any(|attempt| attempt.sale == sale));
         if !self.sale.is_empty() {
-            return self.sale.clone();
+            // There is nothing to read of a sale that the ledger does not have. Attempts at it are judged by the history alone; without them
+            // reading it fails.
+            let is_readable = |sale: &SaleId| all.contains(sale) || !is_in_history(*sale);
+            return self.sale.iter().copied().filter(is_readable).collect();
         }
-        match history {
-            Some(history) => {
-                all.into_iter().filter(|sale| history.iter().any(|attempt| attempt.sale == *sale)).collect()
-            }
-            None => all,
-        }
+        all.into_iter().filter(|sale| history.is_none() || is_in_history(*sale)).collect()
     }
 }

@@ -60,9 +60,14 @@ impl Config {
                 {
                     *url = Database::parse(url)?.to_string();
                 }
-                for (section, name) in
-                    [("login", "webhook_url"), ("alerts", "webhook_url"), ("redis", "url"), ("rabbitmq", "url")]
-                {
+                for (section, name) in [
+                    ("login", "webhook_url"),
+                    ("alerts", "webhook_url"),
+                    ("events", "webhook_url"),
+                    ("payments", "refund_url"),
+                    ("redis", "url"),
+                    ("rabbitmq", "url"),
+                ] {
                     if let Some(toml::Value::String(url)) = table.get_mut(section).and_then(|table| table.get_mut(name))
                     {
                         *url = SecretUrl::from(url.as_str()).to_string();

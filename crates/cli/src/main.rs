@@ -1,9 +1,9 @@
 //! `stampede`: one binary, one file per subcommand.
 //!
 //! - [`serve`]: the server; [`work`]: a consumer of the queue without a server; [`demo`]: a whole system to be tried; [`demo_data`]: demonstration data
-//! - [`sender`], [`webhook`]: deliver login codes; [`alerts`]: delivers alerts
+//! - [`sender`], [`webhook`]: deliver login codes; [`alerts`]: delivers alerts; [`event_sender`]: posts the steps of orders
 //! - [`mod@bench`]: the load test; [`check`]: checks the invariants; `lab`: known versions of a flash sale side by side (cargo feature `lab`)
-//! - [`quarantine`]: orders that could not be recorded; [`dead_letters`]: messages that could not be read; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
+//! - [`quarantine`]: orders that could not be recorded; [`dead_letters`]: messages that could not be read; [`events`]: events that the receiver has rejected; [`reconcile`], [`rebuild`]: the gate compared with the ledger, or loaded from it;
 //!   [`admin_client`]: calls a running server for them
 //! - [`migrate`]: migrates the database
 //! - [`config`]: shows or checks the settings; [`completions`]: shell completions
@@ -24,9 +24,12 @@ mod dead_letters;
 mod demo;
 mod demo_data;
 mod descriptors;
+mod event_sender;
+mod events;
 #[cfg(feature = "lab")]
 mod lab;
 mod migrate;
+mod payment_provider;
 mod private_servers;
 mod quarantine;
 mod rebuild;
@@ -64,15 +67,15 @@ enum Command {
     ///
     /// SIGTERM and SIGINT stop it gracefully; SIGHUP reloads administrator tokens, certificate and key.
     Serve(serve::Serve),
-    /// Record the orders of the tier queued, without serving buyers
+    /// Record the orders of the tiers queued and shielded, without serving buyers
     ///
     /// Any number of these can run beside the nodes, or instead of their own consumers (queue.consume = false). Settings are those of
     /// `serve`; --listen is the address of /healthz, /readyz and /metrics. SIGTERM finishes the batch that is being recorded.
     Work(work::Work),
     /// Start a system with demonstration data and private servers, to try it
     ///
-    /// The tier shared needs PostgreSQL and Redis to be installed; they run with temporary data, and stop with Ctrl-C. Login codes are
-    /// shown to everyone, so the nodes listen on loopback addresses only.
+    /// All tiers but solo need PostgreSQL and Redis to be installed, and --queue rabbitmq needs RabbitMQ; they run with temporary data, and
+    /// stop with Ctrl-C. Login codes are shown to everyone, so the nodes listen on loopback addresses only.
     Demo(demo::Demo),
     /// Migrate the database and exit
     ///
@@ -93,15 +96,16 @@ enum Command {
     /// What cannot be checked, such as the gate of a stopped system, is printed as "not checkable", never as passed.
     ///
     /// Exit codes: 0: every invariant that could be checked holds; 1: an invariant is violated; 2: nothing could be checked (for
-    /// example because there are no sales), or the system or its database could not be read.
+    /// example because there are no sales, or none with the id in --sale), or the system or its database could not be read.
     Check(check::Check),
     /// Run the known versions of a flash sale, flawed and sound, and measure them side by side
     ///
     /// Every version runs against private servers, which are started and stopped. Races and failures are provoked, so that each flawed
     /// version is seen to fail and each sound one to hold. Without options, all versions run, for several minutes.
     ///
-    /// Exit codes: 0: every flawed version failed and every sound one held; 1: a version came out otherwise, or could not be run; 2: no
-    /// such surprise, but a server is not installed, and its versions were skipped.
+    /// Exit codes: 0: every flawed version failed and every sound one held; 1: a version came out otherwise or could not be run, or there is
+    /// no such version; 2: no such surprise, but a server is not installed, and its versions were skipped; or, before anything runs, the
+    /// command line is not valid; 130: SIGINT or SIGTERM.
     #[cfg(feature = "lab")]
     Lab(lab::Lab),
     /// List, retry or discard orders that could not be recorded
@@ -112,6 +116,11 @@ enum Command {
     ///
     /// The command calls a running server.
     DeadLetters(dead_letters::DeadLetters),
+    /// List or retry events of orders that the receiver has rejected
+    ///
+    /// Only with events.webhook_url. Such an event, and the later ones of its order, are not sent until an operator acts. The command calls a
+    /// running server.
+    Events(events::Events),
     /// Compare the gate with the database and repair what differs
     ///
     /// Only for tiers with a gate in Redis; every node does the same at intervals. A difference counts if it is found twice, a few
@@ -145,8 +154,9 @@ fn main() -> ExitCode {
         Command::Lab(command) => command.run(),
         Command::Quarantine(command) => command.run().map(success),
         Command::DeadLetters(command) => command.run().map(success),
+        Command::Events(command) => command.run().map(success),
         Command::Reconcile(command) => command.run(),
-        Command::Rebuild(command) => command.run().map(success),
+        Command::Rebuild(command) => command.run(),
         Command::Config(command) => command.run().map(success),
         Command::Completions(command) => {
             command.run();

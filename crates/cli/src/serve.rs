@@ -11,7 +11,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use stampede_core::SystemClock;
 use stampede_engine::{AlertConfig, Engine, Sender};
 use stampede_http::{App, Config, HttpService, Surface, serve};
-use stampede_ledger::Database;
+use stampede_ledger::{Database, LedgerConfig};
 use stampede_queue::rabbitmq;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,7 +28,7 @@ use crate::reload::Reload;
 use crate::sender::Console;
 use crate::session_key;
 use crate::settings::{Alerts, Flags, Log, LogFormat, Login, SenderKind, ServeFlags, Settings};
-use crate::webhook::Webhook;
+use crate::webhook::{Webhook, webhook_secret};
 
 #[derive(Debug, Args)]
 pub struct Serve {
@@ -89,6 +89,7 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
     }
     let (admin_tokens, token_from) = admin_token::read_all(&settings, &data_dir.admin_token())?;
     let session_keys = session_key::load(&settings.login.session_key_file)?;
+    let payments = settings.payments.config(demo)?;
     let certificate = settings.http.certificate()?;
     let (trusted_proxies, cors_origins) = (settings.http.trusted_proxies()?, settings.http.cors_origins()?);
     let mut server = settings.http.server(certificate.as_ref())?;
@@ -112,7 +113,8 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
     };
 
     let metrics = start_metrics()?;
-    let stores = stampede_ledger::open(&database).await.with_context(|| database.to_string())?;
+    let ledger = LedgerConfig { writes_events: settings.events.are_on() };
+    let stores = stampede_ledger::open_with(&database, ledger).await.with_context(|| database.to_string())?;
     let sender = match settings.login.sender {
         _ if demo => Some(Arc::new(Console) as Arc<dyn Sender>),
         SenderKind::Console => Some(Arc::new(Console) as Arc<dyn Sender>),
@@ -123,13 +125,14 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
         sender: Some(Arc::new(alert_delivery(&settings.alerts, sender.clone())?)),
         repeat_after: settings.alerts.repeat_after(),
     };
-    let config = settings.engine(tier, ids, session_keys, alerts, demo);
+    let config = settings.engine(tier, ids, session_keys, alerts, payments, demo)?;
     let engine = Engine::start(config, stores, Arc::new(SystemClock), sender).await?;
     if demo {
         demo_data::fill(&engine).await?;
     }
 
     let config = Config {
+        serves_buyers: role != Role::Work,
         admin_tokens,
         wrong_admin_tokens_per_address: settings.admin.wrong_tokens_per_address.into(),
         allow_load_test: settings.allow_load_test,
@@ -149,7 +152,15 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
     };
     let app = Arc::new(App::new(engine.clone(), config, metrics));
     let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
-    print_banner(&settings, &database, scheme, listener.local_addr()?, admin_address, &token_from, demo)?;
+    match role {
+        Role::Serve { .. } => {
+            print_banner(&settings, &database, scheme, listener.local_addr()?, admin_address, &token_from, demo)?;
+        }
+        Role::Work => {
+            let listen = listener.local_addr()?;
+            print_worker_banner(&settings, &database, scheme, listen, admin_address, &token_from)?;
+        }
+    }
 
     let admin_token = data_dir.admin_token();
     let reload = Reload { flags, serve: serve_flags, admin_token, app: app.clone(), certificate };
@@ -187,7 +198,7 @@ async fn run(flags: Flags, serve_flags: ServeFlags, settings: Settings, role: Ro
 }
 
 fn start_webhook(login: &Login) -> anyhow::Result<Webhook> {
-    let secret = webhook_secret("STAMPEDE_WEBHOOK_SECRET", "login", &login.webhook_secret_file)?;
+    let secret = webhook_secret("STAMPEDE_WEBHOOK_SECRET", "login.webhook_secret_file", &login.webhook_secret_file)?;
     Webhook::start(&login.webhook_url, "login.webhook_url", secret.trim())
 }
 
@@ -200,19 +211,11 @@ fn alert_delivery(alerts: &Alerts, sender: Option<Arc<dyn Sender>>) -> anyhow::R
     let webhook = if alerts.webhook_url.expose().is_empty() {
         None
     } else {
-        let secret = webhook_secret("STAMPEDE_ALERT_SECRET", "alerts", &alerts.webhook_secret_file)?;
+        let secret =
+            webhook_secret("STAMPEDE_ALERT_SECRET", "alerts.webhook_secret_file", &alerts.webhook_secret_file)?;
         Some(Webhook::start(&alerts.webhook_url, "alerts.webhook_url", secret.trim())?)
     };
     Ok(AlertDelivery { webhook, phones, sender })
-}
-
-/// The secret of a webhook: from the environment, or from the file in its section of the settings.
-fn webhook_secret(variable: &str, section: &str, file: &str) -> anyhow::Result<String> {
-    match std::env::var(variable) {
-        Ok(secret) => Ok(secret),
-        Err(_) => std::fs::read_to_string(file)
-            .with_context(|| format!("the webhook needs a secret: set {section}.webhook_secret_file or {variable}")),
-    }
 }
 
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -288,6 +291,27 @@ fn print_banner(
             out,
             "  demo      log in with any number such as 13800138000; its code is shown here and on the page"
         )?;
+    }
+    out.flush()
+}
+
+/// A process that records orders has no pages, and routes of administrators only on an address of their own.
+fn print_worker_banner(
+    settings: &Settings,
+    database: &Database,
+    scheme: &str,
+    listen: SocketAddr,
+    admin: Option<SocketAddr>,
+    token_from: &str,
+) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "Stampede {}, records orders", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "  health    {scheme}://{listen}/healthz, /readyz")?;
+    writeln!(out, "  metrics   {scheme}://{listen}/metrics, {token_from}")?;
+    writeln!(out, "  tier      {}", settings.tier.as_str())?;
+    writeln!(out, "  database  {database}")?;
+    if let Some(address) = admin {
+        writeln!(out, "  admin     {scheme}://{address}/admin/v1, {token_from}")?;
     }
     out.flush()
 }

@@ -1,7 +1,8 @@
-//! Posts login codes and alerts to a URL of the operator, signed and with retries.
+//! Posts login codes, alerts and other messages to URLs of the operator, signed and with retries.
 //!
-//! Nothing waits for a delivery: the response to a request for a code is the same for every number and takes the same time.
+//! Nothing waits for the delivery of a code: the response to a request for a code is the same for every number and takes the same time.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use http_body_util::Full;
 use hyper::client::conn::http1::handshake;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Request, Uri};
+use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use percent_encoding::percent_decode_str;
 use rustls::pki_types::ServerName;
@@ -54,11 +55,31 @@ struct Delivery {
 }
 
 /// The parsed URL and the key of the signature.
-struct Target {
+pub struct WebhookClient {
     address: Address,
     tls: Option<TlsConnector>,
     key: Hmac<Sha256>,
 }
+
+/// Why a message was not accepted.
+#[derive(Debug)]
+pub enum PostError {
+    /// The receiver answered with this status.
+    Refused(StatusCode),
+    /// There was no answer.
+    Failed(anyhow::Error),
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(status) => write!(f, "it returned {status}"),
+            Self::Failed(error) => write!(f, "{error:#}"),
+        }
+    }
+}
+
+impl std::error::Error for PostError {}
 
 /// The parts of the URL.
 struct Address {
@@ -75,6 +96,15 @@ struct Address {
 /// Checks the syntax of the URL in this setting.
 pub fn check_url(url: &SecretUrl, setting: &str) -> anyhow::Result<()> {
     Address::parse(url.expose(), setting).map(drop)
+}
+
+/// The secret of a webhook: from the environment, or from the file in this setting.
+pub fn webhook_secret(variable: &str, setting: &str, file: &str) -> anyhow::Result<String> {
+    match std::env::var(variable) {
+        Ok(secret) => Ok(secret),
+        Err(_) => std::fs::read_to_string(file)
+            .with_context(|| format!("the webhook needs a secret: set {setting} or {variable}")),
+    }
 }
 
 impl Address {
@@ -107,7 +137,7 @@ impl Address {
 impl Webhook {
     /// Starts delivering to the URL in this setting. Must be called inside the runtime.
     pub fn start(url: &SecretUrl, setting: &str, secret: &str) -> anyhow::Result<Self> {
-        let target = Arc::new(Target::parse(url.expose(), setting, secret)?);
+        let target = Arc::new(WebhookClient::new(url.expose(), setting, secret)?);
         let (queue, waiting) = mpsc::channel::<Delivery>(MAX_QUEUED);
         let waiting = Arc::new(tokio::sync::Mutex::new(waiting));
         for _ in 0..CONCURRENCY {
@@ -151,8 +181,9 @@ impl AlertSender for Webhook {
     }
 }
 
-impl Target {
-    fn parse(url: &str, setting: &str, secret: &str) -> anyhow::Result<Self> {
+impl WebhookClient {
+    /// Posts to the URL in this setting.
+    pub fn new(url: &str, setting: &str, secret: &str) -> anyhow::Result<Self> {
         ensure!(secret.len() >= 16, "the secret of {setting} must have at least 16 characters");
         let address = Address::parse(url, setting)?;
         let tls = if address.tls { Some(connector()?) } else { None };
@@ -166,7 +197,7 @@ impl Target {
         for attempt in 1..=MAX_ATTEMPTS {
             let error = match tokio::time::timeout(ATTEMPT_TIMEOUT, self.post(body)).await {
                 Ok(Ok(())) => return,
-                Ok(Err(error)) => format!("{error:#}"),
+                Ok(Err(error)) => error.to_string(),
                 Err(_) => "timed out".to_owned(),
             };
             tracing::warn!(attempt, error, "the webhook did not accept {what}");
@@ -177,22 +208,28 @@ impl Target {
         tracing::error!("{what} could not be delivered");
     }
 
-    async fn post(&self, body: &str) -> anyhow::Result<()> {
+    /// Posts a message once, and fails unless the webhook accepts it.
+    pub async fn post(&self, body: &str) -> Result<(), PostError> {
+        let status = self.send(body).await.map_err(PostError::Failed)?;
+        if status.is_success() { Ok(()) } else { Err(PostError::Refused(status)) }
+    }
+
+    async fn send(&self, body: &str) -> anyhow::Result<StatusCode> {
         let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).await?;
         match &self.tls {
-            None => self.post_over(stream, body).await,
+            None => self.send_over(stream, body).await,
             Some(tls) => {
                 let name = ServerName::try_from(self.address.host.clone())?;
-                self.post_over(tls.connect(name, stream).await?, body).await
+                self.send_over(tls.connect(name, stream).await?, body).await
             }
         }
     }
 
-    async fn post_over(
+    async fn send_over(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         body: &str,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<StatusCode> {
         let (mut requests, connection) = handshake(TokioIo::new(stream)).await?;
         let connection = tokio::spawn(connection);
         let mut request = Request::post(&self.address.path)
@@ -205,9 +242,7 @@ impl Target {
         }
         let response = requests.send_request(request).await;
         connection.abort();
-        let status = response?.status();
-        ensure!(status.is_success(), "it returned {status}");
-        Ok(())
+        Ok(response?.status())
     }
 
     /// `t=SECONDS,v1=HEX`: an HMAC with a timestamp, so that the receiver can check the origin and the age.
@@ -217,6 +252,12 @@ impl Target {
         mac.update(format!("{seconds}.{body}").as_bytes());
         let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("t={seconds},v1={hex}")
+    }
+}
+
+impl fmt::Debug for WebhookClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WebhookClient({})", self.address.authority)
     }
 }
 

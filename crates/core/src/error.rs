@@ -74,6 +74,8 @@ codes! {
     NotStarted = ("not_started", 409, false, true, "The sale has not started yet", "活动尚未开始"),
     Ended = ("ended", 409, false, true, "The sale has ended", "活动已结束"),
     Paused = ("paused", 409, false, true, "The sale is paused", "活动已暂停"),
+    /// The buyer's order in this sale has ended, and nobody may buy again in it.
+    BoughtBefore = ("bought_before", 409, false, true, "You have already bought in this sale", "您已在本次活动中下过单，不能再次购买"),
     /// The order, sale or voucher cannot make this transition from its present state.
     IllegalStep = ("illegal_step", 409, false, false, "This cannot be done in the present state", "当前状态不允许此操作"),
     /// The voucher already has a sale.

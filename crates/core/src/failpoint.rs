@@ -1,9 +1,11 @@
-//! Failpoints: named places where a test can abort or pause the process. Also planted bugs and a clock offset for tests.
+//! Failpoints: named places where a test can abort, pause or hold the process. Also planted bugs and a clock offset for tests.
 //!
 //! All of it is compiled only with the cargo feature `failpoints`. Without it, the functions are constants that the compiler removes.
 //!
 //! - `STAMPEDE_FAILPOINTS="record.committed=abort@3;record.begin=pause:50"`: abort the third time that `record.committed` is reached; pause
 //!   for 50 ms each time that `record.begin` is reached
+//! - `STAMPEDE_FAILPOINTS="session.found=hold:PATH"`: if there is a file `PATH` when the failpoint is reached, rename it to `PATH.reached`,
+//!   and wait until the test deletes that
 //! - `STAMPEDE_CLOCK_FILE=PATH`: add the number of milliseconds in the file, such as `-3600000`, to the clock of the process. The file is
 //!   read every few milliseconds, so a test can change the clock while the process runs
 //! - `STAMPEDE_PLANTED_BUGS="sync-off"`: plant known bugs, separated by commas, so that the tests can show that they detect them
@@ -19,8 +21,18 @@ pub const SERVER_GATE: [&str; 5] =
 pub const BROKER: [&str; 2] = ["queue.published", "queue.ack"];
 
 /// Between the ledger's commit and the change of the gate: a sale was created; a sale was edited; the ledger's cap of a sale was lowered.
-/// `reduce.gate`: the gate has a lower cap, and the ledger's total is not reduced yet.
-pub const EDITING: [&str; 4] = ["sale.created", "sale.edited", "reduce.ledger", "reduce.gate"];
+/// `edit.gate`: the gate has an edit, and the ledger does not know that yet. `reduce.gate`: the gate has a lower cap, and the ledger's total
+/// is not reduced yet.
+pub const EDITING: [&str; 5] = ["sale.created", "sale.edited", "edit.gate", "reduce.ledger", "reduce.gate"];
+
+/// A new order was made for a payment that has arrived late, and the payment is not moved to it yet.
+pub const PAYMENTS: [&str; 1] = ["payments.readmitted"];
+
+/// A look-up of a session has read it from the ledger, and has not copied it to Redis; it has found the session open, and has not cached it.
+pub const SESSIONS: [&str; 2] = ["session.loaded", "session.found"];
+
+/// Orders whose time to pay has ended were read, and are not locked yet.
+pub const EXPIRY: [&str; 1] = ["expire.read"];
 
 /// Every bug that can be planted:
 ///
@@ -29,12 +41,16 @@ pub const EDITING: [&str; 4] = ["sale.created", "sale.edited", "reduce.ledger", 
 /// - `release-twice`: a cancellation returns the stock twice
 /// - `answer-early`: buyers get their response before the commit
 /// - `reconcile-count`: the gate's cap is set from the ledger's count while admitted orders are not yet recorded
-pub const BUGS: [&str; 5] = ["sync-off", "skip-duplicate", "release-twice", "answer-early", "reconcile-count"];
+/// - `skip-drain`: a rebuild opens the sales before everything that RabbitMQ has confirmed is recorded
+/// - `skip-wait`: a rebuild does not wait until no order can be confirmed any more that was admitted before it
+pub const BUGS: [&str; 7] =
+    ["sync-off", "skip-duplicate", "release-twice", "answer-early", "reconcile-count", "skip-drain", "skip-wait"];
 
 #[cfg(feature = "failpoints")]
 mod enabled {
     use std::collections::HashMap;
     use std::ffi::OsString;
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
     use std::sync::{Arc, OnceLock};
     use std::time::Duration;
@@ -42,6 +58,7 @@ mod enabled {
     enum Action {
         Abort,
         Pause(Duration),
+        Hold(PathBuf),
     }
 
     struct Point {
@@ -61,7 +78,16 @@ mod enabled {
     }
 
     fn is_failpoint(name: &str) -> bool {
-        [&super::BUYING[..], &super::SERVER_GATE, &super::BROKER, &super::EDITING].concat().contains(&name)
+        let all = [
+            &super::BUYING[..],
+            &super::SERVER_GATE,
+            &super::BROKER,
+            &super::EDITING,
+            &super::PAYMENTS,
+            &super::SESSIONS,
+            &super::EXPIRY,
+        ];
+        all.concat().contains(&name)
     }
 
     fn parse(text: &str) -> Option<(String, Point)> {
@@ -73,9 +99,15 @@ mod enabled {
         let action = match action.split_once(':') {
             None if action == "abort" => Action::Abort,
             Some(("pause", ms)) => Action::Pause(Duration::from_millis(ms.parse().ok()?)),
+            Some(("hold", path)) => Action::Hold(path.into()),
             _ => return None,
         };
         is_failpoint(name).then(|| (name.to_owned(), Point { action, from_hit, hits: AtomicU64::new(0) }))
+    }
+
+    /// Whether the failpoint `name` has an action. In asynchronous code that others wait for, it belongs on a thread that may block.
+    pub fn is_set(name: &'static str) -> bool {
+        points().contains_key(name)
     }
 
     /// Runs the action of the failpoint `name`, if it has one.
@@ -86,14 +118,30 @@ mod enabled {
         if point.hits.fetch_add(1, Ordering::SeqCst) + 1 < point.from_hit {
             return;
         }
-        match point.action {
+        match &point.action {
             Action::Abort => std::process::abort(),
-            Action::Pause(span) => std::thread::sleep(span),
+            Action::Pause(span) => std::thread::sleep(*span),
+            Action::Hold(file) => hold(file),
         }
     }
 
-    /// How often the file with the clock offset is read.
-    const CLOCK_READ_INTERVAL: Duration = Duration::from_millis(5);
+    /// Blocks the thread that renames the file, until the test deletes it.
+    #[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
+    fn hold(file: &Path) {
+        let mut reached = file.as_os_str().to_owned();
+        reached.push(".reached");
+        let reached = PathBuf::from(reached);
+        // There is no file, or another thread has renamed it.
+        if std::fs::rename(file, &reached).is_err() {
+            return;
+        }
+        while reached.exists() {
+            std::thread::sleep(READ_INTERVAL);
+        }
+    }
+
+    /// How often a file is read or looked for.
+    const READ_INTERVAL: Duration = Duration::from_millis(5);
 
     /// The offset of this process's clock in milliseconds.
     pub fn clock_offset_ms() -> i64 {
@@ -110,7 +158,7 @@ mod enabled {
         let shared = offset.clone();
         std::thread::spawn(move || {
             loop {
-                std::thread::sleep(CLOCK_READ_INTERVAL);
+                std::thread::sleep(READ_INTERVAL);
                 // A file that is being written is read at the next interval.
                 if let Some(offset) = read() {
                     shared.store(offset, Ordering::Relaxed);
@@ -142,6 +190,11 @@ mod disabled {
     pub const fn hit(_name: &'static str) {}
 
     #[inline]
+    pub const fn is_set(_name: &'static str) -> bool {
+        false
+    }
+
+    #[inline]
     pub const fn planted(_bug: &'static str) -> bool {
         false
     }
@@ -153,6 +206,6 @@ mod disabled {
 }
 
 #[cfg(not(feature = "failpoints"))]
-pub use disabled::{clock_offset_ms, hit, planted};
+pub use disabled::{clock_offset_ms, hit, is_set, planted};
 #[cfg(feature = "failpoints")]
-pub use enabled::{clock_offset_ms, hit, planted};
+pub use enabled::{clock_offset_ms, hit, is_set, planted};

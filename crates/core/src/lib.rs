@@ -2,7 +2,7 @@
 //!
 //! - [`sale`]: a sale, its window, its status, and what they mean for a request to buy
 //! - [`admission`]: the gate's answers
-//! - [`order`]: an order and its legal transitions
+//! - [`order`]: an order and its legal transitions; [`payment`]: payments that a provider has reported, and their return
 //! - [`shop`]: shops and vouchers; [`user`]: users
 //! - [`ids`]: typed ids, and the id generator, which never repeats an id
 //! - [`money`], [`clock`]: cents and milliseconds
@@ -17,6 +17,7 @@ pub mod failpoint;
 pub mod ids;
 pub mod money;
 pub mod order;
+pub mod payment;
 pub mod ports;
 pub mod sale;
 pub mod shop;
@@ -28,7 +29,8 @@ pub use clock::{Clock, SystemClock, Timestamp};
 pub use error::{Code, Invalid};
 pub use ids::{Epoch, OrderId, SaleId, ShopId, ShopTypeId, UserId, VoucherId};
 pub use money::Money;
-pub use order::{Order, OrderStatus, RejectReason};
-pub use sale::{Sale, SalePhase, SaleState, SaleStatus, Window};
+pub use order::{Actor, Order, OrderEvent, OrderStatus, RejectReason, StepReason};
+pub use payment::{Payment, PaymentStatus, RefundAttempt, RefundReason, ReportedPayment};
+pub use sale::{Sale, SalePhase, SaleState, SaleStatus, Window, WindowChange, WindowFault};
 pub use shop::{NewSale, NewShop, NewVoucher, Shop, ShopType, Voucher, VoucherKind};
 pub use user::{LONG_CODES_AFTER, Phone, User};

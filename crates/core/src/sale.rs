@@ -48,6 +48,50 @@ pub struct Window {
     pub end: Timestamp,
 }
 
+/// A change of a sale's window. What is `None` stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowChange {
+    pub begin: Option<Timestamp>,
+    pub end: Option<Timestamp>,
+}
+
+/// Why the window of a sale cannot be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WindowFault {
+    #[error("the sale has ended")]
+    Ended,
+    #[error("the sale has begun, so its begin cannot be changed")]
+    Begun,
+    #[error("the new end must be in the future; to stop the sale now, end it")]
+    EndIsPast,
+    #[error("the end must be after the begin")]
+    Empty,
+}
+
+impl WindowChange {
+    /// The window of the sale after the change.
+    ///
+    /// # Errors
+    /// If the sale cannot be changed like this at `now`.
+    pub fn apply(self, sale: &Sale, now: Timestamp) -> Result<Window, WindowFault> {
+        let before = sale.window;
+        let after = Window { begin: self.begin.unwrap_or(before.begin), end: self.end.unwrap_or(before.end) };
+        // Nobody can have bought a draft.
+        let has_begun = sale.status != SaleStatus::Draft && now >= before.begin;
+        if sale.status == SaleStatus::Ended || now >= before.end {
+            Err(WindowFault::Ended)
+        } else if has_begun && after.begin != before.begin {
+            Err(WindowFault::Begun)
+        } else if now >= after.end {
+            Err(WindowFault::EndIsPast)
+        } else if after.begin >= after.end {
+            Err(WindowFault::Empty)
+        } else {
+            Ok(after)
+        }
+    }
+}
+
 /// Why the sale is closed at `now`, whatever its stock; `None` if it is open.
 pub fn closed_reason(status: SaleStatus, window: Window, now: Timestamp) -> Option<Refusal> {
     match status {
@@ -84,6 +128,16 @@ pub struct Sale {
     /// How many orders were live and died. A process that sees it rise knows that its marks may be out of date, even if as many are sold
     /// as before.
     pub released: i64,
+    /// How long an order may be unpaid; 0 without a limit.
+    #[serde(default)]
+    pub payment_deadline_ms: u32,
+    /// Whether a buyer whose order has ended may buy again.
+    #[serde(default = "buys_again")]
+    pub buy_again: bool,
+}
+
+const fn buys_again() -> bool {
+    true
 }
 
 words! {
@@ -128,6 +182,47 @@ mod tests {
         assert_eq!(closed_reason(SaleStatus::Paused, window, at(15)), Some(Refusal::Paused));
         assert_eq!(closed_reason(SaleStatus::Paused, window, at(20)), Some(Refusal::Ended));
         assert_eq!(closed_reason(SaleStatus::Draft, window, at(15)), Some(Refusal::NoSuchSale));
+    }
+
+    #[test]
+    fn window_changes_until_the_end_and_its_begin_until_the_begin() {
+        let at = Timestamp::from_ms;
+        let price = Money::from_cents(1).unwrap();
+        let sale = |status| Sale {
+            id: SaleId::new(1).unwrap(),
+            voucher: VoucherId::new(1).unwrap(),
+            title: String::new(),
+            price,
+            worth: price,
+            status,
+            window: Window { begin: at(10), end: at(20) },
+            total: 1,
+            cap: 1,
+            sold: 0,
+            epoch: Epoch(1),
+            phase: SalePhase::Open,
+            version: 1,
+            released: 0,
+            payment_deadline_ms: 0,
+            buy_again: true,
+        };
+        let change = |status, now, begin: Option<i64>, end: Option<i64>| {
+            let change = WindowChange { begin: begin.map(at), end: end.map(at) };
+            change.apply(&sale(status), at(now)).map(|window| (window.begin.ms(), window.end.ms()))
+        };
+        let on = SaleStatus::OnSale;
+        assert_eq!(change(on, 5, Some(4), None), Ok((4, 20)), "it begins now");
+        assert_eq!(change(on, 9, Some(15), Some(30)), Ok((15, 30)));
+        assert_eq!(change(on, 10, Some(11), None), Err(WindowFault::Begun));
+        assert_eq!(change(on, 10, Some(10), Some(11)), Ok((10, 11)), "the same begin is no change");
+        assert_eq!(change(SaleStatus::Draft, 10, Some(11), None), Ok((11, 20)));
+        assert_eq!(change(on, 15, None, Some(15)), Err(WindowFault::EndIsPast));
+        assert_eq!(change(on, 19, None, Some(30)), Ok((10, 30)));
+        assert_eq!(change(on, 20, None, Some(30)), Err(WindowFault::Ended));
+        assert_eq!(change(SaleStatus::Paused, 15, None, Some(16)), Ok((10, 16)));
+        assert_eq!(change(SaleStatus::Ended, 15, None, Some(30)), Err(WindowFault::Ended));
+        assert_eq!(change(on, 5, Some(20), None), Err(WindowFault::Empty));
+        assert_eq!(change(on, 5, None, Some(10)), Err(WindowFault::Empty));
     }
 
     #[test]

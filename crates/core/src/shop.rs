@@ -7,7 +7,7 @@ use crate::clock::Timestamp;
 use crate::error::Invalid;
 use crate::ids::{ShopId, ShopTypeId, VoucherId};
 use crate::money::Money;
-use crate::sale::{SaleStatus, Window};
+use crate::sale::{SaleStatus, Window, WindowChange};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShopType {
@@ -102,6 +102,14 @@ pub struct NewSale {
     /// draft or on_sale
     #[serde(default = "on_sale")]
     pub status: SaleStatus,
+    /// How long an order may be unpaid before it is cancelled; 0 without a limit. Without it, the setting
+    /// orders.payment_deadline_ms holds.
+    #[serde(default)]
+    #[schema(maximum = 604_800_000)]
+    pub payment_deadline_ms: Option<u32>,
+    /// Whether a buyer whose order was cancelled, has expired or was refunded may buy again. Without it, the setting orders.buy_again holds.
+    #[serde(default)]
+    pub buy_again: Option<bool>,
 }
 
 const fn on_sale() -> SaleStatus {
@@ -110,6 +118,9 @@ const fn on_sale() -> SaleStatus {
 
 /// The largest stock of a sale: what a gate in memory holds without trouble.
 pub const MAX_STOCK: u32 = 10_000_000;
+
+/// The longest time that an order may be unpaid: a week.
+pub const MAX_PAYMENT_DEADLINE_MS: u32 = 604_800_000;
 
 /// 9999-12-31: the last day that RFC 3339 can write.
 const LAST_MS: i64 = 253_402_214_400_000;
@@ -181,6 +192,30 @@ pub fn check_reduction(remove: u32) -> Result<(), Vec<Invalid>> {
     Err(vec![Invalid::new("remove", format!("must be between 1 and {MAX_STOCK}"))])
 }
 
+/// The faults of the times that are given.
+fn check_window(into: &mut Vec<Invalid>, WindowChange { begin, end }: WindowChange) {
+    if let (Some(begin), Some(end)) = (begin, end)
+        && begin >= end
+    {
+        into.push(Invalid::new("end", "must be after begin"));
+    }
+    for (member, moment) in [("begin", begin), ("end", end)] {
+        if moment.is_some_and(|moment| !(0..LAST_MS).contains(&moment.ms())) {
+            into.push(Invalid::new(member, "must be between the years 1970 and 9999"));
+        }
+    }
+}
+
+/// Whether a sale's window may be changed to these times, as far as they alone tell.
+pub fn check_window_change(change: WindowChange) -> Result<(), Vec<Invalid>> {
+    let mut faults = Vec::new();
+    if change.begin.is_none() && change.end.is_none() {
+        faults.push(Invalid::new("end", "begin, end or both must be given"));
+    }
+    check_window(&mut faults, change);
+    into_result(faults)
+}
+
 impl NewShop {
     pub fn check(&self) -> Result<(), Vec<Invalid>> {
         let mut faults = Vec::new();
@@ -214,16 +249,13 @@ impl NewSale {
         if !(1..=MAX_STOCK).contains(&self.stock) {
             faults.push(Invalid::new("stock", format!("must be between 1 and {MAX_STOCK}")));
         }
-        if self.begin >= self.end {
-            faults.push(Invalid::new("end", "must be after begin"));
-        }
-        for (member, moment) in [("begin", self.begin), ("end", self.end)] {
-            if !(0..LAST_MS).contains(&moment.ms()) {
-                faults.push(Invalid::new(member, "must be between the years 1970 and 9999"));
-            }
-        }
+        check_window(&mut faults, WindowChange { begin: Some(self.begin), end: Some(self.end) });
         if !matches!(self.status, SaleStatus::Draft | SaleStatus::OnSale) {
             faults.push(Invalid::new("status", "a new sale is draft or on_sale"));
+        }
+        if self.payment_deadline_ms.is_some_and(|deadline_ms| deadline_ms > MAX_PAYMENT_DEADLINE_MS) {
+            let fault = format!("must be at most {MAX_PAYMENT_DEADLINE_MS}");
+            faults.push(Invalid::new("payment_deadline_ms", fault));
         }
         into_result(faults)
     }

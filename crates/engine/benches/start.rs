@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sqlx::Connection as _;
 use sqlx::sqlite::SqliteConnection;
 use stampede_core::SystemClock;
-use stampede_engine::{Config, Engine, IdConfig, SoloConfig, TierConfig};
+use stampede_engine::{Config, Engine, IdConfig, LatePayments, PaymentConfig, SoloConfig, TierConfig};
 use stampede_ledger::Database;
 
 #[path = "../tests/it/config.rs"]
@@ -27,10 +27,23 @@ const SOLO: SoloConfig = SoloConfig {
     queue_per_sale: 1000,
     queue_total: 1000,
     quarantine_after: Duration::from_secs(30),
+    abandon_queue: false,
 };
 
 const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
+    payment_deadline_ms: 900_000,
+    buy_again: true,
+    payments: PaymentConfig {
+        callback_keys: Vec::new(),
+        replay_window: Duration::ZERO,
+        test_provider: false,
+        late: LatePayments::Refund,
+        provider: None,
+        refund_pause: Duration::from_secs(1),
+        refund_tries: 10,
+    },
+    events: None,
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
     alerts: ALERTS,

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use metrics::counter;
 use parking_lot::Mutex;
-use stampede_core::Clock;
-use stampede_core::ports::Ledger;
+use stampede_core::ports::{Ledger, LedgerError};
 
 use crate::error::describe;
 
@@ -31,6 +30,23 @@ pub enum AlertKind {
     NotRebuilt,
     /// The gate is rebuilt again and again.
     RebuiltRepeatedly,
+    /// Orders of a sale cannot be recorded: the queue has delivered them, and those of other sales can; or every order of a batch was
+    /// rejected.
+    NotRecorded,
+    /// Nothing can be published to the broker of the queue.
+    Broker,
+    /// A payment must be returned, and no provider is set that does it.
+    RefundDue,
+    /// The provider has not returned a payment.
+    RefundFailed,
+    /// A provider has reported two payments with one transaction id.
+    TransactionReused,
+    /// Orders of a sale that were not paid in time cannot be cancelled, so that their stock is not sold.
+    NotExpired,
+    /// A signed callback was refused: its content is not valid, or it came too late. A payment may not be recorded.
+    CallbackRefused,
+    /// The receiver of events does not accept one; it and the later ones of its order are set aside.
+    EventRejected,
 }
 
 impl AlertKind {
@@ -42,6 +58,14 @@ impl AlertKind {
             Self::Unsuitable => "redis_unsuitable",
             Self::NotRebuilt => "sale_not_rebuilt",
             Self::RebuiltRepeatedly => "gate_rebuilt_repeatedly",
+            Self::NotRecorded => "sale_not_recorded",
+            Self::Broker => "broker_unusable",
+            Self::RefundDue => "refund_due",
+            Self::RefundFailed => "refund_failed",
+            Self::TransactionReused => "transaction_reused",
+            Self::NotExpired => "orders_not_expired",
+            Self::CallbackRefused => "callback_refused",
+            Self::EventRejected => "event_rejected",
         }
     }
 }
@@ -70,29 +94,32 @@ pub struct AlertConfig {
     pub repeat_after: Duration,
 }
 
+/// What the ledger calls the case of an alert.
+fn case(kind: AlertKind, about: &str) -> String {
+    format!("{} {about}", kind.as_str())
+}
+
 #[derive(Debug)]
 pub(crate) struct Alerts {
     config: AlertConfig,
     ledger: Arc<dyn Ledger>,
-    clock: Arc<dyn Clock>,
     /// When this node has last raised an alert, so that the ledger is not asked every time.
     raised: Mutex<HashMap<(AlertKind, String), Instant>>,
 }
 
 impl Alerts {
-    pub(crate) fn new(config: AlertConfig, ledger: Arc<dyn Ledger>, clock: Arc<dyn Clock>) -> Self {
-        Self { config, ledger, clock, raised: Mutex::default() }
+    pub(crate) fn new(config: AlertConfig, ledger: Arc<dyn Ledger>) -> Self {
+        Self { config, ledger, raised: Mutex::default() }
     }
 
-    /// Sends an alert, unless a node has sent it lately. If the ledger cannot be asked, it is sent.
-    pub(crate) async fn raise(&self, kind: AlertKind, about: String, message: String) {
+    /// Sends an alert, unless a node has sent it lately. If the ledger cannot be asked, it is sent. Returns whether this node has sent it.
+    pub(crate) async fn raise(&self, kind: AlertKind, about: String, message: String) -> bool {
         if !self.is_due(kind, &about) {
-            return;
+            return false;
         }
-        let case = format!("{} {about}", kind.as_str());
-        match self.ledger.claim_alert(&case, self.clock.now(), self.config.repeat_after).await {
+        match self.claim(&case(kind, &about)).await {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) => return false,
             Err(error) => tracing::warn!(error = describe(&error), "cannot record an alert; it may be sent twice"),
         }
         tracing::error!(alert = kind.as_str(), about, message, "an operator is needed");
@@ -102,6 +129,21 @@ impl Alerts {
         {
             tracing::error!(alert = kind.as_str(), error = describe(&*error), "an alert could not be delivered");
         }
+        true
+    }
+
+    /// Notes that a case has ended which this node has raised: if it begins again, it is a new one.
+    pub(crate) async fn clear(&self, kind: AlertKind, about: &str) {
+        self.raised.lock().remove(&(kind, about.to_owned()));
+        if let Err(error) = self.ledger.clear_alert(&case(kind, about)).await {
+            tracing::warn!(alert = kind.as_str(), about, error = describe(&error), "cannot note that a case has ended");
+        }
+    }
+
+    /// By the clock of the ledger: the clocks of nodes may differ by more than `repeat_after`.
+    async fn claim(&self, case: &str) -> Result<bool, LedgerError> {
+        let now = self.ledger.now().await?;
+        self.ledger.claim_alert(case, now, self.config.repeat_after).await
     }
 
     fn is_due(&self, kind: AlertKind, about: &str) -> bool {
@@ -117,3 +159,6 @@ impl Alerts {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

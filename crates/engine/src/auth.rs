@@ -23,7 +23,7 @@ use crate::login::Sender;
 use crate::proof_of_work::ProofOfWork;
 use crate::send_budget::{SendBudgets, SendLimiter};
 use crate::sessions::Sessions;
-use crate::shared_sessions::{Ended, SharedSessions};
+use crate::shared_sessions::{Ended, SharedSessions, hit_on_another_thread};
 use crate::token::{SessionKeys, TokenSigner};
 
 #[derive(Debug, Clone, Copy)]
@@ -134,7 +134,7 @@ impl Auth {
             sender,
             // The ledger's key never changes, so no counter is lost with a new session key.
             budgets: SendLimiter::new(config.budgets, counters, TokenSigner::new(&key, None)),
-            proof_of_work: ProofOfWork::new(config.proof_of_work_bits),
+            proof_of_work: ProofOfWork::new(config.proof_of_work_bits, counters),
             sessions: Arc::new(Sessions::new(config.session_memory)),
             shared: None,
             used_sessions,
@@ -242,8 +242,9 @@ impl Auth {
             Some(shared) => shared.read(self.accounts.as_ref(), proven.session, proven.user, now).await?,
             None => self.accounts.session(proven.session, now).await?,
         };
-        if session.is_none() {
-            self.mark_ended(proven.session, proven.user);
+        match &session {
+            Some(_) => hit_on_another_thread("session.found").await,
+            None => self.mark_ended(proven.session, proven.user),
         }
         Ok(session)
     }
@@ -287,7 +288,7 @@ impl Engine {
     }
 
     /// Checks the token's signature. A forged token, and one whose session is known to have ended, is refused without asking the
-    /// ledger, and does not count against the limits of its user. Those are checked after this and before
+    /// ledger, and does not count against the limits of its user. Those, as far as this process counts, are checked after this and before
     /// [`Engine::authenticate`], which may ask the ledger.
     pub fn verify_token(&self, token: &str) -> Result<VerifiedToken, Error> {
         let (session, user) = self.auth.token_signer.open(token).ok_or(Error::Plain(Code::Unauthorized))?;

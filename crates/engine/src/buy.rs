@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use stampede_core::ports::gate::{AdmitRequest, Release};
 use stampede_core::ports::{Decision, RecordOutcome};
-use stampede_core::{Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, UserId, failpoint};
+use stampede_core::{Code, Order, OrderId, OrderStatus, Refusal, RejectReason, SaleId, UserId, failpoint};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -90,7 +90,8 @@ impl Engine {
                 if outcome == CommitOutcome::Decided(RecordOutcome::Inserted) {
                     let Decision { price, at, .. } = decision;
                     let status = OrderStatus::Unpaid;
-                    let order = Order { id: order, sale, user, status, price, created_at: at, updated_at: at };
+                    let order =
+                        Order { id: order, sale, user, status, price, pay_by: None, created_at: at, updated_at: at };
                     return Ok(Attempt::Bought(Bought::Created(order)));
                 }
                 self.resolve(user, order, outcome, Bought::Created).await
@@ -113,10 +114,15 @@ impl Engine {
         decision: Decision,
         asked_at: Instant,
     ) -> Result<Attempt, Error> {
-        match self.stores.ledger.order(held).await? {
+        self.ledger_breaker.check()?;
+        match self.ledger_breaker.watch(self.stores.ledger.order(held)).await? {
             Some(order) if order.status.is_live() => Ok(Attempt::Bought(Bought::Already(order))),
-            Some(_dead) => {
-                self.tier.gate().release(sale, &[Release { user, order: held, existing: None }]).await?;
+            Some(dead) => {
+                let ended = dead.status != OrderStatus::Rejected;
+                if ended && self.sale_index.get(sale).is_some_and(|sale| !sale.buy_again) {
+                    return Err(Error::Plain(Code::BoughtBefore));
+                }
+                self.tier.gate().release(sale, &[Release { user, order: held, existing: None, ended }]).await?;
                 Ok(Attempt::Again)
             }
             None => match self.tier.roll_forward(sale, AdmitRequest { user, order: held }, decision, asked_at).await? {
@@ -154,6 +160,7 @@ impl Engine {
             RecordOutcome::Rejected { reason: RejectReason::AlreadyHas, existing: Some(existing) } => {
                 self.read_order(existing, user, Bought::Already).await
             }
+            RecordOutcome::Rejected { reason: RejectReason::BoughtBefore, .. } => Err(Error::Plain(Code::BoughtBefore)),
             RecordOutcome::Rejected { reason: RejectReason::SoldOut, .. } => Err(Error::Refused(Refusal::SoldOut)),
             RecordOutcome::Rejected { .. } => Err(Error::Busy),
             RecordOutcome::Dead | RecordOutcome::IdCollision => Ok(Attempt::Again),
@@ -163,7 +170,8 @@ impl Engine {
 
     async fn read_order(&self, id: OrderId, user: UserId, bought: fn(Order) -> Bought) -> Result<Attempt, Error> {
         // The order is in the ledger. If it cannot be read, the outcome is not known.
-        match self.stores.ledger.order(id).await.map_err(|_| Error::OutcomeUnknown)? {
+        let read = self.ledger_breaker.watch(self.stores.ledger.order(id));
+        match read.await.map_err(|_| Error::OutcomeUnknown)? {
             Some(order) if order.user == user && order.status.is_live() => Ok(Attempt::Bought(bought(order))),
             _ => Ok(Attempt::Again),
         }
@@ -171,9 +179,16 @@ impl Engine {
 
     /// The gate refused. The refusal stands unless the ledger has a sale or an order that the gate does not know of.
     async fn resolve_refusal(&self, sale: SaleId, user: UserId, refusal: Refusal) -> Result<Attempt, Error> {
+        let mut has_left_gate = false;
         let refusal = match refusal {
             Refusal::NoSuchSale => match self.any_sale(sale) {
-                Ok(view) if view.state.is_some() && is_past_retention(&view.sale, self.clock.now()) => Refusal::Ended,
+                Ok(view) if view.state.is_some() && is_past_retention(&view.sale, self.clock.now()) => {
+                    if self.without_order.contains(sale, user) {
+                        return Err(Error::Refused(Refusal::Ended));
+                    }
+                    has_left_gate = true;
+                    Refusal::Ended
+                }
                 Ok(_) => return Err(Error::Refused(refusal)),
                 // Another process may have created it a moment ago.
                 Err(_) if self.find_in_ledger(sale).await?.is_some() => return Ok(Attempt::Again),
@@ -187,7 +202,12 @@ impl Engine {
         // A buyer who has an order gets it back, whatever state the sale is in.
         match self.stores.ledger.live_order(sale, user).await? {
             Some(order) => Ok(Attempt::Bought(Bought::Already(order))),
-            None => Err(Error::Refused(refusal)),
+            None => {
+                if has_left_gate {
+                    self.without_order.insert(sale, user);
+                }
+                Err(Error::Refused(refusal))
+            }
         }
     }
 }

@@ -18,17 +18,29 @@ use crate::alerts::{AlertConfig, Alerts};
 use crate::auth::{Auth, AuthConfig};
 use crate::catalogue_cache::{CacheConfig, CatalogueCache};
 use crate::error::{Error, describe};
+use crate::events::EventConfig;
 use crate::ids::{IdConfig, Ids};
+use crate::ledger_breaker::LedgerBreaker;
 use crate::login::Sender;
+use crate::order_changes::OrderChanges;
+use crate::payments::PaymentConfig;
 use crate::sale_index::SaleIndex;
 use crate::scheduled::Schedule;
 use crate::tier::{self, Context, Services, Tier, TierConfig};
+use crate::without_order::WithoutOrder;
 use crate::workers;
 
 #[derive(Debug, Clone)]
 pub struct Config {
     /// How long a buyer waits for an answer before the response is `outcome_unknown`.
     pub answer_timeout: Duration,
+    /// How long orders of new sales may be unpaid; 0 without a limit.
+    pub payment_deadline_ms: u32,
+    /// Whether buyers of new sales whose order has ended may buy again.
+    pub buy_again: bool,
+    pub payments: PaymentConfig,
+    /// `None`: events are not delivered, and the ledger must not write them.
+    pub events: Option<EventConfig>,
     pub tier: TierConfig,
     pub ids: IdConfig,
     pub auth: AuthConfig,
@@ -44,6 +56,21 @@ pub enum StartError {
         "cannot start the tier {tier}: a node of the tier {other} runs on this database, or was killed less than a minute ago"
     )]
     OtherTier { tier: &'static str, other: String },
+    #[error(
+        "cannot start without events.webhook_url: a process with it runs on this database, or was killed less than a minute ago, and \
+         what this one does would have no events; all processes must have the same setting"
+    )]
+    EventsOff,
+    #[error(
+        "cannot start with events.webhook_url: a process without it runs on this database, or was killed less than a minute ago, and \
+         what that one does has no events; all processes must have the same setting"
+    )]
+    EventsOn,
+    #[error(
+        "cannot start the tier {tier}: orders may wait in the queue of the tier {last}, which it does not read. Start a node of the tier shared on \
+         the same Redis until it is ready: it records them. Or, if no order waits, set queue.abandon = true"
+    )]
+    AfterQueue { tier: &'static str, last: String },
     #[error("cannot start: {0}")]
     Redis(String),
     #[error("cannot start: {0}")]
@@ -57,21 +84,40 @@ pub enum StartError {
     Key(usize),
 }
 
+/// What a process can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Everything.
+    Fully,
+    /// Accept orders, which wait in the queue: the ledger cannot be used.
+    WithoutLedger,
+}
+
+/// How quickly the ledger must answer if orders can be accepted without it.
+const LEDGER_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A tier, ready to sell.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) answer_timeout: Duration,
+    pub(crate) payment_deadline_ms: u32,
+    pub(crate) buy_again: bool,
+    pub(crate) payments: PaymentConfig,
+    pub(crate) alerts: Arc<Alerts>,
+    pub(crate) ledger_breaker: Arc<LedgerBreaker>,
     pub(crate) stores: Stores,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tier: Arc<dyn Tier>,
     /// Lets one attempt of a buyer at a sale through at a time.
     pub(crate) buyers: KeyedMutex<(UserId, SaleId)>,
     pub(crate) sale_index: Arc<SaleIndex>,
+    pub(crate) without_order: Arc<WithoutOrder>,
     pub(crate) catalogue_cache: CatalogueCache,
     pub(crate) auth: Auth,
     limit_counters: Counters,
     /// Notified when a pending release was added to the ledger.
     pub(crate) release_added: Arc<Notify>,
+    pub(crate) order_changes: Arc<OrderChanges>,
     pub(crate) ids: Ids,
     holder: String,
     /// Whether other processes may write to the same ledger.
@@ -109,8 +155,12 @@ impl Engine {
         lease: Lease,
     ) -> Result<Arc<Self>, StartError> {
         let (ledger, tier) = (stores.ledger.clone(), config.tier.name());
-        if let ClaimOutcome::OtherTier(other) = ledger.claim_tier(&holder, tier).await? {
-            return Err(StartError::OtherTier { tier, other });
+        match ledger.claim_tier(&holder, tier, config.tier.not_after()).await? {
+            ClaimOutcome::Claimed => {}
+            ClaimOutcome::OtherTier(other) => return Err(StartError::OtherTier { tier, other }),
+            ClaimOutcome::OtherEvents if config.events.is_some() => return Err(StartError::EventsOn),
+            ClaimOutcome::OtherEvents => return Err(StartError::EventsOff),
+            ClaimOutcome::After(last) => return Err(StartError::AfterQueue { tier, last }),
         }
         if !ledger.claim_id_kind(config.ids.kind()).await? {
             return Err(StartError::IdKind);
@@ -124,7 +174,9 @@ impl Engine {
         let (mut auth, used_sessions) =
             Auth::new(config.auth, stores.accounts.clone(), clock.clone(), key, sender, &limit_counters);
 
-        let alerts = Arc::new(Alerts::new(config.alerts, ledger.clone(), clock.clone()));
+        let alerts = Arc::new(Alerts::new(config.alerts, ledger.clone()));
+        let ledger_breaker = Arc::<LedgerBreaker>::default();
+        let without_order = Arc::new(WithoutOrder::new());
         let (sale_index, has_others) = (Arc::new(SaleIndex::default()), Arc::new(AtomicBool::new(false)));
         let context = Context {
             ledger: ledger.clone(),
@@ -135,6 +187,8 @@ impl Engine {
             has_others: has_others.clone(),
             alerts: alerts.clone(),
             locks: locks.clone(),
+            ledger_breaker: ledger_breaker.clone(),
+            without_order: without_order.clone(),
         };
         let tier = tier::start(config.tier, context).await?;
         auth.shared = tier.shared_sessions();
@@ -149,7 +203,7 @@ impl Engine {
             sale_index.clone(),
             clock.clone(),
             release_added.clone(),
-            alerts,
+            alerts.clone(),
         ));
         workers.spawn(workers::sessions::run(
             stores.accounts.clone(),
@@ -160,13 +214,47 @@ impl Engine {
         ));
         let schedule = |work| Schedule::new(work, locks.as_ref()).map_err(|error| StartError::Redis(error.to_string()));
         let (index, expired) = (schedule(ScheduledWork::IndexOrders)?, schedule(ScheduledWork::DeleteExpired)?);
+        let order_changes = Arc::new(OrderChanges::default());
+        workers.spawn(order_changes.clone().run(ledger.clone()));
+        let deadlines = workers::payment_deadlines::PaymentDeadlines {
+            ledger: ledger.clone(),
+            clock: clock.clone(),
+            schedule: schedule(ScheduledWork::ExpireOrders)?,
+            release_added: release_added.clone(),
+            alerts: alerts.clone(),
+        };
+        workers.spawn(deadlines.run());
+        let refunds = workers::refunds::Refunds {
+            ledger: ledger.clone(),
+            clock: clock.clone(),
+            config: config.payments.clone(),
+            alerts: alerts.clone(),
+        };
+        workers.spawn(refunds.run());
+        workers.spawn(workers::quarantined::run(ledger.clone(), alerts.clone()));
+        if let Some(events) = config.events {
+            let delivery = workers::event_delivery::EventWorker {
+                ledger: ledger.clone(),
+                clock: clock.clone(),
+                config: events,
+                alerts: alerts.clone(),
+                schedule: schedule(ScheduledWork::DeliverEvents)?,
+            };
+            workers.spawn(delivery.run());
+        }
         workers.spawn(workers::index::run(ledger, clock.clone(), index));
-        workers.spawn(workers::expired::run(stores.accounts.clone(), clock.clone(), expired));
+        workers.spawn(workers::expired::run(stores.accounts.clone(), stores.ledger.clone(), clock.clone(), expired));
         let catalogue_cache = CatalogueCache::new(&stores, config.cache, &cache_sharing);
         workers.spawn(catalogue_cache.clone().warm(clock.now()));
 
         Ok(Arc::new(Self {
             answer_timeout: config.answer_timeout,
+            payment_deadline_ms: config.payment_deadline_ms,
+            buy_again: config.buy_again,
+            payments: config.payments,
+            alerts,
+            ledger_breaker,
+            without_order,
             catalogue_cache,
             locks,
             buyers: KeyedMutex::new(),
@@ -178,6 +266,7 @@ impl Engine {
             auth,
             limit_counters,
             release_added,
+            order_changes,
             ids,
             holder,
             has_others,
@@ -193,6 +282,11 @@ impl Engine {
         &self.limit_counters
     }
 
+    /// For each limit of login codes, how many it has let through without counting them, because its memory was full.
+    pub fn code_limits_let_through(&self) -> [(&'static str, u64); 6] {
+        self.auth.budgets.let_through()
+    }
+
     /// How many login codes were counted by this node alone, because Redis did not answer.
     pub fn code_limit_fallbacks(&self) -> u64 {
         self.auth.budgets.fallbacks()
@@ -203,11 +297,27 @@ impl Engine {
         self.tier.waiting()
     }
 
-    /// Checks that the ledger answers, that the gate can be used, and that ids can be made.
-    pub async fn ready(&self) -> Result<(), Error> {
-        self.stores.ledger.ping().await?;
-        self.tier.ready()?;
-        self.ids.ready()
+    /// Checks that the ledger answers, that the gate can be used, and that ids can be made. With a queue, orders may be accepted without
+    /// the ledger.
+    pub async fn ready(&self) -> Result<Ready, Error> {
+        let usable = async {
+            let ping = self.stores.ledger.ping();
+            if self.tier.accepts_without_ledger() {
+                let no_answer = |_| LedgerError::Unavailable("it does not answer".into());
+                tokio::time::timeout(LEDGER_TIMEOUT, ping).await.map_err(no_answer)??;
+            } else {
+                ping.await?;
+            }
+            self.tier.ready()
+        };
+        let ready = match usable.await {
+            Ok(()) => Ready::Fully,
+            Err(error) if !self.tier.accepts_without_ledger() => return Err(error),
+            // Only the ledger is missing.
+            Err(_) => Ready::WithoutLedger,
+        };
+        self.ids.ready()?;
+        Ok(ready)
     }
 
     /// The id of anything but an order.

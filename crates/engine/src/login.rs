@@ -72,7 +72,7 @@ impl Engine {
         if auth.sender.is_none() {
             return Err(Error::Plain(Code::Unavailable));
         }
-        auth.proof_of_work.check(&auth.token_signer, phone, solution, auth.clock.now())?;
+        auth.proof_of_work.check(&auth.token_signer, phone, solution, auth.clock.now()).await?;
         auth.budgets.take(phone, address).await.map_err(|wait| Error::Limited { wait })?;
         let sent = self.send_challenge(phone, rate_limit_key(address)).await;
         if sent.is_err() {

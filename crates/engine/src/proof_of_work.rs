@@ -2,7 +2,7 @@
 //!
 //! A puzzle is a text signed by the server, with its expiry and its difficulty. Its solution is an answer for which the SHA-256 of
 //! `PUZZLE:PHONE:ANSWER` begins with the required number of zero bits. Nothing is kept of a puzzle until it is solved; then it is remembered
-//! until it expires, so that it works once. Each process remembers its own.
+//! until it expires, so that it works once. In tiers with Redis that holds over all nodes; while Redis does not answer, for each node by itself.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,12 +14,15 @@ use parking_lot::Mutex;
 use rand::RngExt as _;
 use sha2::{Digest as _, Sha256};
 use stampede_core::{Code, Phone, Timestamp};
+use stampede_limit::{Check, Counters, Limit, Limiter, check_all};
 
 use crate::error::Error;
 use crate::token::TokenSigner;
 
 /// How long a puzzle may take.
 const EXPIRES_IN: Duration = Duration::from_secs(120);
+/// How often a puzzle can be used over all nodes. It is remembered for longer than it is valid, because the clocks of nodes differ.
+const ONCE: Limit = Limit { count: 1, window: EXPIRES_IN.saturating_mul(2) };
 /// How many solved puzzles are remembered. Beyond that requests get 503 until some have expired.
 const MAX_SOLVED: usize = 100_000;
 const MAX_ANSWER: usize = 32;
@@ -49,12 +52,15 @@ pub(crate) struct ProofOfWork {
     bits: u8,
     /// Solved puzzles by their random part, with their expiry.
     solved: Mutex<HashMap<[u8; 16], i64>>,
+    /// Those that were solved on any node.
+    used: Limiter<String>,
 }
 
 impl ProofOfWork {
     /// 0 bits: no proof is required.
-    pub(crate) fn new(bits: u8) -> Self {
-        Self { bits, solved: Mutex::default() }
+    pub(crate) fn new(bits: u8, counters: &Counters) -> Self {
+        // What this process has seen is in `solved`, so the limiter counts in Redis only.
+        Self { bits, solved: Mutex::default(), used: Limiter::new(counters, "puzzles", ONCE, 0) }
     }
 
     pub(crate) fn puzzle(&self, token_signer: &TokenSigner, now: Timestamp) -> Puzzle {
@@ -68,7 +74,7 @@ impl ProofOfWork {
     }
 
     /// Whether the puzzle is solved for the first time; always true if no proof is required.
-    pub(crate) fn check(
+    pub(crate) async fn check(
         &self,
         token_signer: &TokenSigner,
         phone: &Phone,
@@ -80,6 +86,14 @@ impl ProofOfWork {
         }
         let solved = solution.and_then(|solution| self.opened(token_signer, phone, solution, now));
         let (name, expires_ms) = solved.ok_or(Error::Plain(Code::ProofRequired))?;
+        self.remember(name, expires_ms, now)?;
+        let used =
+            Check { limiter: &self.used, key: format!("{:032x}", u128::from_be_bytes(name)), maximum: ONCE.count };
+        check_all(&[used]).await.map_err(|_| Error::Plain(Code::ProofRequired))
+    }
+
+    /// Notes that a puzzle was solved on this node, if it was not before.
+    fn remember(&self, name: [u8; 16], expires_ms: i64, now: Timestamp) -> Result<(), Error> {
         let mut solved = self.solved.lock();
         if solved.len() >= MAX_SOLVED {
             solved.retain(|_, expires_ms| *expires_ms > now.ms());
@@ -136,6 +150,7 @@ impl fmt::Debug for ProofOfWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
 
     fn solve(puzzle: &Puzzle, phone: &Phone) -> String {
         let hash = |answer: &u64| Sha256::digest(format!("{}:{}:{answer}", puzzle.text, phone.as_str()));
@@ -143,16 +158,24 @@ mod tests {
         answer.unwrap().to_string()
     }
 
+    fn proof_of_work(bits: u8) -> ProofOfWork {
+        ProofOfWork::new(bits, &Counters::Local)
+    }
+
     #[test]
     fn a_solved_puzzle_works_once_for_its_phone_and_in_time() {
         let (token_signer, now) = (TokenSigner::new(&[1; 32], None), Timestamp::from_ms(1_800_000_000_000));
         let (mine, other) = (Phone::parse("13800138000").unwrap(), Phone::parse("13800138001").unwrap());
-        let work = ProofOfWork::new(10);
+        let work = proof_of_work(10);
+        // Without Redis there is nothing to wait for.
+        let check = |work: &ProofOfWork, phone: &Phone, solution: Option<Solution<'_>>, now| {
+            work.check(&token_signer, phone, solution, now).now_or_never().expect("ready at once")
+        };
         let refused = |phone: &Phone, puzzle: &str, answer: &str, now| {
-            let heard = work.check(&token_signer, phone, Some(Solution { puzzle, answer }), now);
+            let heard = check(&work, phone, Some(Solution { puzzle, answer }), now);
             assert_eq!(heard.unwrap_err().code(), Code::ProofRequired);
         };
-        assert_eq!(work.check(&token_signer, &mine, None, now).unwrap_err().code(), Code::ProofRequired);
+        assert_eq!(check(&work, &mine, None, now).unwrap_err().code(), Code::ProofRequired);
         let puzzle = work.puzzle(&token_signer, now);
         assert_eq!(puzzle.text.len(), TEXT_BYTES);
         let answer = solve(&puzzle, &mine);
@@ -165,15 +188,15 @@ mod tests {
         if leading_zeros(&Sha256::digest(format!("{}:{}:{answer}", puzzle.text, other.as_str()))) < 10 {
             refused(&other, &puzzle.text, &answer, now);
         }
-        let elsewhere = ProofOfWork::new(10).puzzle(&TokenSigner::new(&[2; 32], None), now);
+        let elsewhere = proof_of_work(10).puzzle(&TokenSigner::new(&[2; 32], None), now);
         refused(&mine, &elsewhere.text, &solve(&elsewhere, &mine), now);
-        let easy = ProofOfWork::new(1).puzzle(&token_signer, now);
+        let easy = proof_of_work(1).puzzle(&token_signer, now);
         refused(&mine, &easy.text, &solve(&easy, &mine), now);
 
         let solution = Some(Solution { puzzle: &puzzle.text, answer: &answer });
-        work.check(&token_signer, &mine, solution, now).unwrap();
+        check(&work, &mine, solution, now).unwrap();
         refused(&mine, &puzzle.text, &answer, now);
-        ProofOfWork::new(0).check(&token_signer, &mine, None, now).unwrap();
+        check(&proof_of_work(0), &mine, None, now).unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What an operator does with orders that could not be recorded.
 
 use stampede_core::ports::{DiscardOutcome, LedgerError, QuarantinedOrder, RecordOutcome};
-use stampede_core::{Code, OrderId};
+use stampede_core::{Code, OrderId, SaleId};
 
 use crate::engine::Engine;
 use crate::error::{Error, describe};
@@ -14,6 +14,12 @@ impl Engine {
 
     pub async fn quarantined_order(&self, id: OrderId) -> Result<QuarantinedOrder, Error> {
         self.stores.ledger.quarantined_order(id).await?.ok_or(Error::Plain(Code::NoSuchOrder))
+    }
+
+    /// How many orders of a sale are in quarantine, each with a unit of its stock.
+    pub async fn quarantined_in(&self, sale: SaleId) -> Result<u64, Error> {
+        let sales = self.stores.ledger.quarantined_sales().await?;
+        Ok(sales.into_iter().find(|(of, _)| *of == sale).map_or(0, |(_, orders)| orders))
     }
 
     /// Records the order under the sale's current epoch. If the ledger refuses it now, it is rejected and its mark is released.

@@ -32,8 +32,9 @@ impl Engine {
         self.tier.clone().reconcile(dry_run).await
     }
 
-    /// Rebuilds the gate from the ledger. Sales are closed meanwhile.
-    pub async fn rebuild_gate(&self) -> Result<(), Error> {
+    /// Rebuilds the gate from the ledger. Sales are closed meanwhile. Returns how many stay closed, because their orders cannot be recorded
+    /// or read now; they are tried again.
+    pub async fn rebuild_gate(&self) -> Result<usize, Error> {
         self.tier.clone().rebuild().await
     }
 

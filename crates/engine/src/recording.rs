@@ -6,7 +6,7 @@
 //!   *suspects*: they keep their marks and are retried beside the queue, so that the other orders move on.
 //! - A suspect goes into quarantine after [`TRIES`] tries over at least `quarantine_after`, so that a short disturbance quarantines
 //!   nothing. If every order of a batch fails alone, the cause is probably not in the orders: such suspects wait, in addition, until
-//!   the ledger has recorded another order of the sale.
+//!   the ledger has recorded another order of the sale. As long as it does not, they are reported as an outage.
 //! - The number of suspects is bounded. At the bound a batch that fails is retried as a whole, as after an outage, and the queue
 //!   fills.
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use metrics::{Counter, Histogram, counter, histogram};
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use parking_lot::{Mutex, MutexGuard};
 use stampede_core::ports::{Admitted, LedgerError, OrderLedger, QuarantinedOrder, RecordOutcome};
 use stampede_core::{Clock, Epoch, OrderId, SaleId};
@@ -26,6 +26,7 @@ use tokio::sync::Notify;
 
 use crate::alerts::{AlertKind, Alerts};
 use crate::error::describe;
+use crate::ledger_breaker::LedgerBreaker;
 use crate::tier::Context;
 
 /// How often a suspect is tried before it goes into quarantine.
@@ -61,18 +62,32 @@ struct Suspect {
     whole_batch: bool,
 }
 
+impl Suspect {
+    /// Whether the ledger is known to work, by when it last recorded an order of the sale.
+    fn ledger_works(&self, last_recorded: Option<Instant>) -> bool {
+        !self.whole_batch || last_recorded.is_some_and(|at| at > self.since)
+    }
+
+    /// Whether it was tried often and long enough to go into quarantine.
+    fn is_due(&self, quarantine_after: Duration) -> bool {
+        self.tries >= TRIES && self.since.elapsed() >= quarantine_after
+    }
+}
+
 /// Records the orders of one sale.
 pub(crate) struct Recording {
     sale: SaleId,
     ledger: Arc<dyn OrderLedger>,
     clock: Arc<dyn Clock>,
     alerts: Arc<Alerts>,
+    breaker: Arc<LedgerBreaker>,
     quarantine_after: Duration,
     suspects: Mutex<HashMap<OrderId, Suspect>>,
     suspect_added: Notify,
     /// When the ledger last recorded an order of this sale.
     last_recorded: Mutex<Option<Instant>>,
     retries: Counter,
+    suspect_count: Gauge,
     quarantined: Counter,
     batch_size: Histogram,
     batch_seconds: Histogram,
@@ -83,17 +98,19 @@ struct DataError(String);
 
 impl Recording {
     pub(crate) fn new(sale: SaleId, context: &Context, quarantine_after: Duration) -> Self {
-        let Context { ledger, clock, alerts, .. } = context;
+        let Context { ledger, clock, alerts, ledger_breaker, .. } = context;
         Self {
             sale,
             ledger: ledger.clone(),
             clock: clock.clone(),
             alerts: alerts.clone(),
+            breaker: ledger_breaker.clone(),
             quarantine_after,
             suspects: Mutex::default(),
             suspect_added: Notify::new(),
             last_recorded: Mutex::new(None),
             retries: counter!("stampede_commit_retries_total"),
+            suspect_count: gauge!("stampede_commit_suspects"),
             quarantined: counter!("stampede_quarantined_total"),
             batch_size: histogram!("stampede_commit_batch_size"),
             batch_seconds: histogram!("stampede_commit_seconds"),
@@ -148,7 +165,8 @@ impl Recording {
 
     async fn call(&self, epoch: Epoch, batch: &[Admitted]) -> Result<Vec<RecordOutcome>, LedgerError> {
         // After a panic, as after a lost connection, it is not known whether the transaction committed.
-        let call = AssertUnwindSafe(self.ledger.record(self.sale, epoch, batch)).catch_unwind().await;
+        let recording = self.breaker.watch(self.ledger.record(self.sale, epoch, batch));
+        let call = AssertUnwindSafe(recording).catch_unwind().await;
         let recorded = call.unwrap_or_else(|_| Err(LedgerError::Unknown("the ledger panicked".into())))?;
         if recorded.contains(&RecordOutcome::Inserted) {
             *self.last_recorded.lock() = Some(Instant::now());
@@ -206,8 +224,10 @@ impl Recording {
             Err(DataError(error)) => {
                 tracing::warn!(sale = %self.sale, order = %admitted.order, error, "an order cannot be recorded; it is tried again");
                 let pending = Pending { epoch, admitted: *admitted };
-                let (since, tries) = (Instant::now(), 1);
-                suspects.entry(admitted.order).or_insert(Suspect { pending, error, since, tries, whole_batch });
+                suspects.entry(admitted.order).or_insert_with(|| {
+                    self.suspect_count.increment(1.0);
+                    Suspect { pending, error, since: Instant::now(), tries: 1, whole_batch }
+                });
                 CommitOutcome::Undecided
             }
         };
@@ -219,6 +239,12 @@ impl Recording {
 
     fn suspects(&self) -> MutexGuard<'_, HashMap<OrderId, Suspect>> {
         self.suspects.lock()
+    }
+
+    fn remove_suspect(&self, order: OrderId) {
+        if self.suspects().remove(&order).is_some() {
+            self.suspect_count.decrement(1.0);
+        }
     }
 
     /// Waits until the suspects are due for another try.
@@ -242,37 +268,70 @@ impl Recording {
                 // An outage does not count as a try; the rest waits for the next round.
                 Err(error) => {
                     tracing::warn!(sale = %self.sale, error = describe(&error), "cannot try orders again yet");
-                    break;
+                    return known;
                 }
             };
             if let Some(recorded) = outcome {
-                self.suspects().remove(&admitted.order);
+                self.remove_suspect(admitted.order);
                 known.push((Pending { epoch, admitted }, recorded));
             }
         }
+        self.report_stuck().await;
         known
     }
 
+    /// Reports the suspects that are not in quarantine only because the ledger is not known to work: without a person who removes the
+    /// cause they may be tried for ever, and take their stock.
+    async fn report_stuck(&self) {
+        let last_recorded = *self.last_recorded.lock();
+        let (orders, error) = {
+            let suspects = self.suspects();
+            let is_stuck =
+                |suspect: &&Suspect| suspect.is_due(self.quarantine_after) && !suspect.ledger_works(last_recorded);
+            let mut stuck = suspects.values().filter(is_stuck);
+            let Some(first) = stuck.next() else { return };
+            (1 + stuck.count(), first.error.clone())
+        };
+        self.retries.increment(orders as u64);
+        tracing::warn!(sale = %self.sale, orders, error, "the database rejects every order of a batch; trying again");
+        let message = format!(
+            "the database rejects every order of a batch, so the cause is probably not in the orders; {orders} wait and take their \
+             stock: {error}"
+        );
+        self.alerts.raise(AlertKind::NotRecorded, format!("sale {}", self.sale), message).await;
+    }
+
     /// Counts a try that failed. After enough of them the order goes into quarantine, and its outcome is known.
-    async fn count_try(&self, suspect: Suspect, error: String) -> Option<RecordOutcome> {
-        let Suspect { pending: Pending { epoch, admitted }, since, whole_batch, .. } = suspect;
-        let tries = suspect.tries + 1;
-        if let Some(suspect) = self.suspects().get_mut(&admitted.order) {
-            suspect.tries = tries;
-            suspect.error.clone_from(&error);
+    async fn count_try(&self, mut suspect: Suspect, error: String) -> Option<RecordOutcome> {
+        let order = suspect.pending.admitted.order;
+        suspect.tries += 1;
+        suspect.error = error;
+        if let Some(known) = self.suspects().get_mut(&order) {
+            known.clone_from(&suspect);
         }
         let last_recorded = *self.last_recorded.lock();
-        let ledger_works = !whole_batch || last_recorded.is_some_and(|at| at > since);
-        if tries < TRIES || since.elapsed() < self.quarantine_after || !ledger_works {
+        if !suspect.is_due(self.quarantine_after) || !suspect.ledger_works(last_recorded) {
             return None;
         }
-        match self.put_in_quarantine(Pending { epoch, admitted }, error).await {
+        match self.put_in_quarantine(suspect.pending, suspect.error).await {
             Ok(recorded) => Some(recorded),
             Err(error) => {
-                tracing::error!(order = %admitted.order, error = describe(&error), "cannot write the quarantine; trying again");
+                tracing::error!(%order, error = describe(&error), "cannot write the quarantine; trying again");
                 None
             }
         }
+    }
+
+    /// Whether the cause is probably not in this suspect: every order of its batch has failed, and the ledger has recorded no other order of
+    /// the sale since.
+    pub(crate) fn may_be_outage(&self, order: OrderId) -> bool {
+        let last_recorded = *self.last_recorded.lock();
+        self.suspects().get(&order).is_some_and(|suspect| !suspect.ledger_works(last_recorded))
+    }
+
+    /// Whether the ledger has recorded an order of the sale since this time.
+    pub(crate) fn has_recorded_since(&self, time: Instant) -> bool {
+        self.last_recorded.lock().is_some_and(|at| at > time)
     }
 
     /// Puts a suspect into quarantine without further tries.
@@ -280,7 +339,7 @@ impl Recording {
         let order = pending.admitted.order;
         let error = self.suspects().get(&order).map(|suspect| suspect.error.clone()).unwrap_or_default();
         let recorded = self.put_in_quarantine(pending, error).await?;
-        self.suspects().remove(&order);
+        self.remove_suspect(order);
         Ok(recorded)
     }
 
@@ -303,5 +362,12 @@ impl Recording {
         for suspect in self.suspects().values() {
             tracing::error!(sale = %self.sale, order = %suspect.pending.admitted.order, error = suspect.error, "an order could not be recorded before shutdown");
         }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        #[expect(clippy::cast_precision_loss, reason = "a sale has far fewer than 2^52 suspects")]
+        self.suspect_count.decrement(self.suspects.get_mut().len() as f64);
     }
 }

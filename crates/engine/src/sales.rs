@@ -5,7 +5,8 @@ use std::sync::Arc;
 use stampede_core::ids::Origin;
 use stampede_core::ports::{CreateOutcome, EditOutcome, GateError, OrderRow, SaleDraft, Snapshot};
 use stampede_core::{
-    Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, failpoint, shop,
+    Code, NewSale, OrderId, Refusal, Sale, SaleId, SaleState, SaleStatus, Timestamp, UserId, WindowChange, failpoint,
+    shop,
 };
 
 use crate::audit::Outcome;
@@ -114,7 +115,10 @@ impl Engine {
         new.check().map_err(Error::Invalid)?;
         let id = self.next_id(SaleId::new)?;
         let (voucher, window) = (new.voucher_id, new.window());
-        let draft = SaleDraft { id, voucher, stock: new.stock, window, status: new.status };
+        let payment_deadline_ms = new.payment_deadline_ms.unwrap_or(self.payment_deadline_ms);
+        let buy_again = new.buy_again.unwrap_or(self.buy_again);
+        let draft =
+            SaleDraft { id, voucher, stock: new.stock, window, status: new.status, payment_deadline_ms, buy_again };
         let (ledger, now) = (self.stores.ledger.clone(), self.clock.now());
         let creating = async move { ledger.create_sale(draft, now).await };
         let created = match &self.catalogue_cache.sales {
@@ -136,11 +140,30 @@ impl Engine {
         self.any_sale(id)
     }
 
-    /// Publish, pause, resume, end.
-    pub async fn set_sale_status(&self, id: SaleId, status: SaleStatus) -> Result<Outcome<SaleView>, Error> {
-        let edited = self.stores.ledger.set_status(id, status).await?;
+    /// Publish, pause, resume, end. Once per request id, if there is one.
+    pub async fn set_sale_status(
+        &self,
+        id: SaleId,
+        status: SaleStatus,
+        request_id: Option<&str>,
+    ) -> Result<Outcome<SaleView>, Error> {
+        let now = self.tier.gate_time().await?;
+        let edited = self.stores.ledger.set_status(id, status, request_id, now).await?;
         self.apply(id, edited, |from| format!("a sale that is {} cannot become {}", from.as_str(), status.as_str()))
             .await
+    }
+
+    /// Changes when a sale begins and ends, once per request id.
+    pub async fn set_sale_window(
+        &self,
+        id: SaleId,
+        change: WindowChange,
+        request_id: &str,
+    ) -> Result<Outcome<SaleView>, Error> {
+        shop::check_window_change(change).map_err(Error::Invalid)?;
+        let now = self.tier.gate_time().await?;
+        let edited = self.stores.ledger.set_window(id, change, request_id, now).await?;
+        self.apply(id, edited, |status| format!("a sale that is {} keeps its window", status.as_str())).await
     }
 
     /// Adds stock, once per request id.
@@ -180,6 +203,7 @@ impl Engine {
             EditOutcome::Repeated(sale) => (sale, None),
             EditOutcome::NoSuchSale => return Err(Error::Refused(Refusal::NoSuchSale)),
             EditOutcome::Illegal(status) => return Err(Error::Illegal(reason(status))),
+            EditOutcome::IllegalWindow(fault) => return Err(Error::Illegal(fault.to_string())),
             EditOutcome::RequestIdReused => return Err(Error::Plain(Code::RequestIdReused)),
         };
         failpoint::hit("sale.edited");
@@ -189,6 +213,7 @@ impl Engine {
             Err(GateError::NotOpen) if is_past_retention(&sale, self.clock.now()) => None,
             edited => edited.map_err(|_| Error::OutcomeUnknown)?,
         };
+        self.note_applied(id, sale.version).await;
         // What remains is shown in the answer. If the gate cannot be asked, that is what this node has last heard.
         if cap.is_some()
             && let Err(error) = self.tier.gate().snapshot(id).await
@@ -203,5 +228,17 @@ impl Engine {
             Some(before) => Outcome::edited(view, &before, &sale),
             None => Outcome::unchanged(view),
         })
+    }
+
+    /// Notes that the gate has the edits of a sale up to this version. If that fails, the next round of any process does it.
+    async fn note_applied(&self, id: SaleId, version: i64) {
+        failpoint::hit("edit.gate");
+        let noting = async {
+            let now = self.tier.gate_time().await?;
+            Ok::<_, Error>(self.stores.ledger.note_applied_edits(id, version, now).await?)
+        };
+        if let Err(error) = noting.await {
+            tracing::debug!(sale = %id, error = describe(&error), "cannot note yet that the gate has an edit");
+        }
     }
 }

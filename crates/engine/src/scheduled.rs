@@ -1,4 +1,5 @@
-//! Scheduled work that one node at a time does: under a lock in Redis, whose fencing token the ledger checks.
+//! Scheduled work that one node at a time does: under a lock in Redis, whose fencing token the ledger checks. Work that several nodes may do
+//! at once goes on without the lock while Redis cannot be asked.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +7,8 @@ use stampede_core::ports::{Fence, ScheduledWork};
 use stampede_lock::{Error, Guard, Lock, Locks, Owner};
 
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// How long a node may have the lock for cancelling orders that were not paid in time. If the work takes longer, another node joins.
+const EXPIRY_TTL: Duration = Duration::from_secs(3);
 
 /// When a node may do one kind of work.
 #[derive(Debug)]
@@ -27,16 +30,25 @@ impl Schedule {
     /// If the lock cannot be created.
     pub(crate) fn new(work: ScheduledWork, locks: Option<&Locks>) -> Result<Self, Error> {
         let lock = locks.map(|locks| locks.reentrant(work.as_str(), &Owner::new())).transpose()?;
+        let lock = match work {
+            // It is due within a second, and a node that was killed must not hold it up for longer.
+            ScheduledWork::ExpireOrders => lock.map(|lock| lock.with_ttl(EXPIRY_TTL)).transpose()?,
+            _ => lock,
+        };
         Ok(Self { work, lock })
     }
 
-    /// The permit of this node; `None` if another node has it, or Redis cannot be asked.
+    /// The permit of this node; `None` if another node has it, or if the work needs the lock and Redis cannot be asked.
     pub(crate) async fn begin(&self) -> Option<WorkPermit> {
         let work = self.work;
         let Some(lock) = &self.lock else { return Some(WorkPermit { work, guard: None }) };
         match lock.try_lock().await {
             Ok(guard) => Some(WorkPermit { work, guard: Some(guard) }),
             Err(Error::NotAcquired { .. }) => None,
+            Err(error) if work.is_safe_at_once() => {
+                tracing::warn!(work = work.as_str(), %error, "scheduled work is done without its lock");
+                Some(WorkPermit { work, guard: None })
+            }
             Err(error) => {
                 tracing::warn!(work = work.as_str(), %error, "scheduled work waits for its lock");
                 None

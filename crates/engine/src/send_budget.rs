@@ -189,6 +189,19 @@ impl SendLimiter {
         undo_all(&self.phone_keys(phone, address).map(|key| self.phone_day.check(key)));
     }
 
+    /// For the limit of each budget, how many codes it has let through without counting them, because its memory was full.
+    pub(crate) fn let_through(&self) -> [(&'static str, u64); 6] {
+        [
+            ("codes_per_phone", &self.phone),
+            ("codes_per_phone_day", &self.phone_day),
+            ("codes_per_address", &self.address),
+            ("codes_per_ipv6_56", &self.ipv6_56),
+            ("codes_per_ipv6_48", &self.ipv6_48),
+            ("codes_per_shop", &self.shop),
+        ]
+        .map(|(limit, budget)| (limit, budget.used.let_through()))
+    }
+
     /// How many codes were counted by this process alone, because Redis did not answer.
     pub(crate) fn fallbacks(&self) -> u64 {
         // Every code counts against the budget of the shop.
@@ -264,6 +277,17 @@ mod tests {
         assert_eq!(granted(&limiter, 20, each_56), 7);
         let limiter = with(SendBudgets { per_shop: few(9), ..CONFIG });
         assert_eq!(granted(&limiter, 20, |n| (phone(n), ip(&format!("192.0.2.{n}")))), 9);
+    }
+
+    #[test]
+    fn codes_that_a_budget_has_no_memory_for_are_counted_by_budget() {
+        let limiter = with(SendBudgets::uniform(MANY, 1));
+        assert_eq!(granted(&limiter, 200, |n| (phone(n), ip("192.0.2.1"))), 200);
+        let let_through: std::collections::HashMap<_, _> = limiter.let_through().into();
+        assert!(let_through["codes_per_phone"] > 0 && let_through["codes_per_phone_day"] > 0, "{let_through:?}");
+        for one_key in ["codes_per_address", "codes_per_ipv6_56", "codes_per_ipv6_48", "codes_per_shop"] {
+            assert_eq!(let_through[one_key], 0, "{let_through:?}");
+        }
     }
 
     #[test]

@@ -49,7 +49,7 @@ async fn main() -> ExitCode {
     let client = Client::new(server::url(redis.port()).into(), timeout, timeout).expect("a URL");
     let record = GateRecord { ledger_id: "bench".to_owned(), incarnation: 1, replication_id: String::new() };
     let gate = RedisGate::new(Arc::new(client), &record, u32::MAX);
-    gate.load_scripts().await.expect("scripts");
+    gate.load_scripts(1).await.expect("scripts");
     let hash = server::ask(redis.port(), &["script", "load", SINGLE]).expect("a hash").trim().to_owned();
 
     let (mut batched, mut single) = (Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ async fn admit_batches(gate: &RedisGate, round: usize) -> f64 {
     let mut sale = conformance::sale(u32::MAX, 1, SaleStatus::OnSale);
     sale.id = SaleId::new(round as i64 + 1).expect("an id");
     let id = sale.id;
-    gate.open(LoadedSale { sale, marks: Vec::new() }).await.expect("a sale");
+    gate.open(LoadedSale { sale, marks: Vec::new(), ended: Vec::new() }).await.expect("a sale");
     let started = Instant::now();
     for batch in 0..BATCHES {
         let requests: Vec<AdmitRequest> = (0..BATCH)

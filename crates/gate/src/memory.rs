@@ -35,6 +35,10 @@ struct State {
     /// How many of the marks are settled.
     settled: u32,
     marks: HashMap<UserId, Mark>,
+    /// Whether a user whose order has ended may buy again.
+    buy_again: bool,
+    /// The orders of users who may not buy again. Bounded by the number of orders.
+    ended: HashMap<UserId, OrderId>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +89,9 @@ impl State {
                 let held = mark.get().order;
                 if held == order { Admission::Admitted(held) } else { Admission::AlreadyHas(held) }
             }
+            Entry::Vacant(free) if shut != Some(Refusal::NoSuchSale) && self.ended.contains_key(free.key()) => {
+                Admission::AlreadyHas(self.ended[free.key()])
+            }
             Entry::Vacant(free) if shut.is_none() && !full => {
                 free.insert(Mark { order, settled: false });
                 self.seq += 1;
@@ -118,9 +125,14 @@ impl MemoryGate {
         })
     }
 
-    /// Removes the user's mark if it still belongs to this order, or sets it to `existing`, the live order that the ledger found.
-    pub fn release(&self, sale: SaleId, user: UserId, order: OrderId, existing: Option<OrderId>) -> bool {
+    /// Removes the user's mark if it still belongs to this order, or sets it to the live order that the ledger found.
+    pub fn release(&self, sale: SaleId, release: &Release) -> bool {
+        let &Release { user, order, existing, ended } = release;
         let released = self.with(sale, |state| {
+            if ended && !state.buy_again {
+                // Also if the mark is gone: it may have been released by a caller that did not know why the order is dead.
+                state.ended.insert(user, order);
+            }
             let Entry::Occupied(mut mark) = state.marks.entry(user) else { return false };
             if mark.get().order != order {
                 return false;
@@ -165,7 +177,7 @@ impl MemoryGate {
 
     /// Opens the sale with the ledger's settings and marks, unless it is open: what the gate has is newer.
     pub fn open(&self, loaded: LoadedSale) {
-        let LoadedSale { sale, marks } = loaded;
+        let LoadedSale { sale, marks, ended } = loaded;
         let marks: HashMap<_, _> =
             marks.into_iter().map(|(user, order)| (user, Mark { order, settled: true })).collect();
         let state = State {
@@ -181,6 +193,8 @@ impl MemoryGate {
             releases: 0,
             settled: u32::try_from(marks.len()).unwrap_or(u32::MAX),
             marks,
+            buy_again: sale.buy_again,
+            ended: ended.into_iter().collect(),
         };
         let mut sales = self.sales.write();
         sales.entry(sale.id).or_insert_with(|| Arc::new(Mutex::new(state)));
@@ -195,7 +209,7 @@ impl MemoryGate {
     /// mark was released since `releases` was read: the ledger's state may then contain an order that is dead. This process must
     /// not record an order of this sale between the read and this call.
     pub fn reload(&self, loaded: LoadedSale, releases: u64) -> bool {
-        let LoadedSale { sale, marks } = loaded;
+        let LoadedSale { sale, marks, ended } = loaded;
         let reloaded = self.with(sale.id, |state| {
             if state.releases != releases {
                 return false;
@@ -203,6 +217,7 @@ impl MemoryGate {
             state.marks.retain(|_, mark| !mark.settled);
             state.marks.extend(marks.into_iter().map(|(user, order)| (user, Mark { order, settled: true })));
             state.settled = u32::try_from(state.marks.values().filter(|mark| mark.settled).count()).unwrap_or(u32::MAX);
+            state.ended = ended.into_iter().collect();
             state.epoch = sale.epoch;
             state.generation += 1;
             // An edit may have been applied since the read.
@@ -257,8 +272,7 @@ impl Gate for MemoryGate {
     }
 
     async fn release(&self, sale: SaleId, releases: &[Release]) -> Result<Vec<bool>, GateError> {
-        let release = |&Release { user, order, existing }: &Release| self.release(sale, user, order, existing);
-        Ok(releases.iter().map(release).collect())
+        Ok(releases.iter().map(|release| self.release(sale, release)).collect())
     }
 
     async fn edit(&self, sale: &Sale) -> Result<Option<u32>, GateError> {

@@ -2,7 +2,9 @@
 
 pub(crate) mod audit;
 pub(crate) mod dead_letters;
+pub(crate) mod events;
 pub(crate) mod gate;
+pub(crate) mod orders;
 pub(crate) mod quarantine;
 pub(crate) mod reconcile;
 pub(crate) mod sales;

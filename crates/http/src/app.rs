@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// Whether this process serves buyers, or only records orders.
+    pub serves_buyers: bool,
     pub admin_tokens: Vec<AdminToken>,
     /// Limit of wrong administrator tokens per address.
     pub wrong_admin_tokens_per_address: Limit,
@@ -102,12 +104,15 @@ pub(crate) struct LimitStats {
 
 impl Limits {
     fn new(config: &Config, counters: &Counters) -> Self {
-        let by_user = |name, limit| Limiter::new(counters, name, limit, config.limit_memory);
-        let by_ip = |name, limit| Limiter::new(counters, name, limit, config.limit_memory);
+        let by_user = |name, limit| Limiter::approximate(counters, name, limit, config.limit_memory);
+        let by_ip = |name, limit| Limiter::approximate(counters, name, limit, config.limit_memory);
+        // Exact: it limits attempts to guess.
+        let login_per_address =
+            Limiter::new(counters, "login_per_address", config.login_per_address, config.limit_memory);
         Self {
             buy_per_user: by_user("buy_per_user", config.buy_per_user),
             buy_per_address: by_ip("buy_per_address", config.buy_per_address),
-            login_per_address: by_ip("login_per_address", config.login_per_address),
+            login_per_address,
             reads_per_address: by_ip("reads_per_address", config.reads_per_address),
             searches_per_address: by_ip("searches_per_address", config.searches_per_address),
             probes_per_address: by_ip("probes_per_address", config.probes_per_address),

@@ -96,8 +96,8 @@ async fn try_buy<B>(
     Ok((sale, app.engine.buy(sale, user).await?))
 }
 
-/// The user of the request's token, within the limits of the address and of the user. Both are checked before the session is read: an
-/// expired token is limited too, before it reaches the ledger.
+/// The user of the request's token, within the limits of the address and of the user. The counts of this node are checked before the
+/// session is read: a genuine token whose session has ended is limited too, before it reaches the ledger.
 async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr, sale: Option<&SaleId>) -> Result<UserId, Error> {
     let limited = |wait| Error::Limited { wait };
     // Before the token is read, so that attempts with wrong tokens are limited too.
@@ -115,10 +115,12 @@ async fn authenticate(app: &App, headers: &HeaderMap, client: IpAddr, sale: Opti
     if let Some(refusal) = sale.and_then(|&sale| app.engine.local_refusal(sale, proven.user)) {
         return Err(Error::Refused(refusal));
     }
-    by_address.count_shared_with(by_user).await.map_err(limited)?;
     // Before the session is read: while the gate does not answer, reading it may take long, or burden the database.
     app.engine.can_buy()?;
-    app.engine.authenticate(proven).await
+    let user = app.engine.authenticate(proven).await;
+    // Attempts whose session has ended are counted over all nodes too: above the limit, each node refuses the next ones by itself.
+    by_address.count_shared_with(by_user).await.map_err(limited)?;
+    user
 }
 
 fn respond(sale: SaleId, bought: &Bought) -> Result<Response, Error> {

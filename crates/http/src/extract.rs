@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::HeaderMap;
@@ -32,31 +33,82 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A JSON body, of a request or of a response.
 pub(crate) struct Json<T>(pub(crate) T);
 
+/// A JSON body that may be left out, or null.
+pub(crate) struct OptionalJson<T>(pub(crate) T);
+
+/// A JSON body as it was sent, whose bytes are signed.
+pub(crate) struct RawBody(pub(crate) Bytes);
+
+impl FromRequest<Arc<App>> for RawBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &Arc<App>) -> Result<Self, Problem> {
+        read_body(request).await.map(Self)
+    }
+}
+
+/// Reads a body that says it is JSON.
+async fn read_body(request: Request) -> Result<Bytes, Problem> {
+    if says_json(request.headers()) {
+        read_any_body(request).await
+    } else {
+        Err(Problem::new(Code::UnsupportedMediaType))
+    }
+}
+
+fn says_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+}
+
+async fn read_any_body(request: Request) -> Result<Bytes, Problem> {
+    let reading = Limited::new(request.into_body(), MAX_BODY).collect();
+    match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::new(Code::PayloadTooLarge)),
+        Ok(Err(_)) => Err(Problem::new(Code::InvalidRequest).detail("the body could not be read")),
+        Err(_) => Err(Problem::new(Code::RequestTimeout)),
+    }
+}
+
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &Arc<App>) -> Result<Self, Problem> {
-        let kind = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
-            return Err(Problem::new(Code::UnsupportedMediaType));
-        }
-        let reading = Limited::new(request.into_body(), MAX_BODY).collect();
-        let body = match tokio::time::timeout(BODY_TIMEOUT, reading).await {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(Problem::new(Code::PayloadTooLarge)),
-            Ok(Err(_)) => return Err(Problem::new(Code::InvalidRequest).detail("the body could not be read")),
-            Err(_) => return Err(Problem::new(Code::RequestTimeout)),
-        };
-        let read = serde_json::from_slice(&body).map_err(|error| match error.classify() {
-            serde_json::error::Category::Data => Problem::new(Code::InvalidRequest).detail(error.to_string()),
-            _ => Problem::new(Code::InvalidJson).detail(error.to_string()),
-        })?;
-        // Serde also fills a struct from an array, member by member in their order. Such a body is a mistake of the caller.
-        if body.trim_ascii_start().first() != Some(&b'{') {
-            return Err(Problem::new(Code::InvalidRequest).detail("the body must be a JSON object"));
-        }
-        Ok(Self(read))
+        parse(&read_body(request).await?).map(Self)
     }
+}
+
+impl<T: DeserializeOwned + Default> FromRequest<Arc<App>> for OptionalJson<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &Arc<App>) -> Result<Self, Problem> {
+        let says_json = says_json(request.headers());
+        let body = read_any_body(request).await?;
+        if body.is_empty() {
+            // Clients send various types, or none, with it.
+            Ok(Self(T::default()))
+        } else if !says_json {
+            Err(Problem::new(Code::UnsupportedMediaType))
+        } else if body.trim_ascii() == b"null" {
+            Ok(Self(T::default()))
+        } else {
+            parse(&body).map(Self)
+        }
+    }
+}
+
+/// The JSON object in a body.
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let read = serde_json::from_slice(body).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => Problem::new(Code::InvalidRequest).detail(error.to_string()),
+        _ => Problem::new(Code::InvalidJson).detail(error.to_string()),
+    })?;
+    // Serde also fills a struct from an array, member by member in their order. Such a body is a mistake of the caller.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::new(Code::InvalidRequest).detail("the body must be a JSON object"));
+    }
+    Ok(read)
 }
 
 impl<T: Serialize> IntoResponse for Json<T> {

@@ -29,6 +29,7 @@ mod operations;
 mod orders;
 mod page;
 mod pagination;
+mod payments;
 mod predictable;
 pub mod problem;
 mod readiness;

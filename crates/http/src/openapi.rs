@@ -11,7 +11,7 @@ use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::middleware::{from_extractor_with_state, map_response};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use stampede_core::Code;
 use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
@@ -141,17 +141,20 @@ fn describe(codes: &[Code]) -> String {
     format!("{words}{retry}")
 }
 
+/// A route that returns the document. It is serialized once: it is the same for every caller, and longer than any other response.
+fn document_route<S: Clone + Send + Sync + 'static>(api: &OpenApi) -> MethodRouter<S> {
+    // Serializing plain maps and strings does not fail.
+    let document = Bytes::from(serde_json::to_vec(api).unwrap_or_default());
+    get(move || async move { ([(CONTENT_TYPE, "application/json")], document) })
+}
+
 /// The routes `/openapi.json` and `/docs`.
 pub(crate) fn pages(api: &OpenApi, app: Arc<App>) -> Router<Arc<App>> {
     // The page has inline styles; its scripts are files.
     let policy = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
                   connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    // Serialized once: the document is the same for every caller, and longer than any other response. Serializing plain maps and strings
-    // does not fail.
-    let document = Bytes::from(serde_json::to_vec(api).unwrap_or_default());
-    let document = move || async move { ([(CONTENT_TYPE, "application/json")], document) };
     let pages: Router<Arc<App>> = SwaggerUi::new("/docs").config(SwaggerConfig::from("/openapi.json")).into();
-    let pages = pages.route("/openapi.json", get(document)).layer(from_extractor_with_state::<Prober, _>(app));
+    let pages = pages.route("/openapi.json", document_route(api)).layer(from_extractor_with_state::<Prober, _>(app));
     pages.layer(map_response(async move |mut response: Response| {
         let headers = response.headers_mut();
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(policy));
@@ -170,7 +173,25 @@ fn lacks_charset(kind: &HeaderValue) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::{Body, to_bytes};
+    use axum::http::Request;
+    use tower::ServiceExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn document_is_serialized_once_for_all_responses() {
+        let router: Router = Router::new().route("/openapi.json", document_route(&document()));
+        let mut bodies = Vec::new();
+        for _ in 0..2 {
+            let request = Request::get("/openapi.json").body(Body::empty()).unwrap();
+            let response = router.clone().oneshot(request).await.unwrap();
+            bodies.push(to_bytes(response.into_body(), usize::MAX).await.unwrap());
+        }
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&bodies[0]).unwrap()["info"]["title"], "Stampede");
+        // Both exist, so they have the same address only if they share the bytes.
+        assert_eq!(bodies[0].as_ptr(), bodies[1].as_ptr());
+    }
 
     /// Handlers name the codes of their own refusals in texts, which the compiler does not check.
     #[test]

@@ -7,6 +7,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use metrics::counter;
 use stampede_core::Code;
+use stampede_engine::Ready;
 use stampede_limit::Counters;
 
 use crate::app::{App, LimitStats};
@@ -19,7 +20,8 @@ pub(crate) async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Whether the server is ready for requests. If not, `detail` says why.
+/// Whether the server is ready for requests. If not, `detail` says why. With a queue, orders are also accepted without the database; the
+/// answer then says so.
 #[utoipa::path(get, path = "/readyz", tag = "operations", responses((status = 200, description = "Ready", body = String)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'static str, Problem> {
     if app.draining().is_cancelled() {
@@ -27,7 +29,13 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>, _: Prober) -> Result<&'s
     }
     let engine = app.engine.clone();
     match app.readiness.check(|| async move { engine.ready().await }).await {
-        Ok(()) => Ok("ready\n"),
+        Ok(Ready::Fully) => Ok("ready\n"),
+        Ok(Ready::WithoutLedger) if app.config.serves_buyers => {
+            Ok("ready, without the database: orders are accepted and wait in the queue\n")
+        }
+        Ok(Ready::WithoutLedger) => {
+            Err(Problem::new(Code::Unavailable).detail("the database cannot be used, so no orders are recorded"))
+        }
         Err(unready) => Err(Problem::new(unready.code).detail(unready.detail)),
     }
 }
@@ -53,6 +61,9 @@ fn report_limits(app: &App) {
         let_through(*limit, *count);
     }
     let_through("wrong_tokens_per_address", app.administrators.let_through());
+    for (limit, count) in app.engine.code_limits_let_through() {
+        let_through(limit, count);
+    }
     if let Counters::Redis(counters) = app.engine.limit_counters() {
         counter!("stampede_limit_calls_total").absolute(counters.calls());
         let fallback = |limit, count| counter!("stampede_limit_fallback_total", "limit" => limit).absolute(count);

@@ -8,8 +8,9 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
-use stampede_core::{Order, OrderId, OrderStatus, SaleId, Timestamp};
-use stampede_engine::OrderView;
+use stampede_core::{Actor, Order, OrderEvent, OrderId, OrderStatus, SaleId, StepReason, Timestamp};
+use stampede_engine::{OrderFollower, OrderView, OrderWatch};
+use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
@@ -17,8 +18,8 @@ use crate::extract::{CurrentUser, Id, Json, Params, run_detached};
 use crate::pagination::{self, page_size};
 use crate::problem::Problem;
 
-/// How long a stream of events waits for the next one.
-const MAX_WATCH: Duration = Duration::from_secs(60);
+/// How long a stream of events follows the steps of an order.
+const MAX_FOLLOW: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct OrderResponse {
@@ -28,6 +29,9 @@ pub(crate) struct OrderResponse {
     price_cents: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
+    /// Until when it must be paid. Not in the response to buying, and not without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pay_by: Option<Timestamp>,
     /// In the response to buying: whether the buyer had the order before.
     #[serde(skip_serializing_if = "Option::is_none")]
     already: Option<bool>,
@@ -42,6 +46,7 @@ impl OrderResponse {
             price_cents: order.price.cents(),
             created_at: order.created_at,
             updated_at: order.updated_at,
+            pay_by: order.pay_by,
             already,
         }
     }
@@ -132,33 +137,141 @@ pub(crate) async fn one(
     Ok(Json(OrderViewResponse::from(&app.engine.order(id, user, params.sale).await?)))
 }
 
-/// The states of an order as server-sent events, from the present one on. The stream ends when the order is in the ledger.
-#[utoipa::path(get, path = "/v1/orders/{id}/events", tag = "orders", params(OrderParams), responses((status = 200, description = "Events named `order`, whose data is the order", body = String, content_type = "text/event-stream")), security(("buyer" = [])))]
+/// One step of an order.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OrderEventResponse {
+    from: OrderStatus,
+    to: OrderStatus,
+    at: Timestamp,
+    /// Why; null if there is nothing to say.
+    reason: Option<StepReason>,
+    /// Who made the order take the step.
+    by: Actor,
+}
+
+impl From<OrderEvent> for OrderEventResponse {
+    fn from(OrderEvent { from, to, at, reason, by }: OrderEvent) -> Self {
+        Self { from, to, at, reason, by }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OrderHistoryResponse {
+    events: Vec<OrderEventResponse>,
+}
+
+/// Every step of an order of the current user, from the first on.
+#[utoipa::path(get, path = "/v1/orders/{id}/history", tag = "orders", responses((status = 200, description = "The steps", body = OrderHistoryResponse)), security(("buyer" = [])))]
+pub(crate) async fn history(
+    State(app): State<Arc<App>>,
+    CurrentUser(user): CurrentUser,
+    Id(id): Id<OrderId>,
+) -> Result<Json<OrderHistoryResponse>, Problem> {
+    let events = app.engine.order_history(id, user).await?;
+    Ok(Json(OrderHistoryResponse { events: events.into_iter().map(OrderEventResponse::from).collect() }))
+}
+
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EventsParams {
+    /// The sale of the order, as in the `Location` of the response to buying. Without it, an order that is on its way to the ledger is
+    /// not found.
+    sale: Option<SaleId>,
+    /// Whether the stream goes on when the order is in the ledger, with an event for every step.
+    #[serde(default)]
+    follow: bool,
+}
+
+/// A state of an order in a stream.
+#[derive(Serialize)]
+struct OrderStateResponse {
+    #[serde(flatten)]
+    order: OrderViewResponse,
+    /// The step that has led to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<OrderEventResponse>,
+}
+
+/// The states of an order after the present one.
+struct NextStates {
+    watch: Option<OrderWatch>,
+    order: Option<Order>,
+    follower: Option<OrderFollower>,
+}
+
+impl NextStates {
+    /// Waits for the next states, each with the step that has led to it; `None` if there is none.
+    async fn next(&mut self) -> Option<Vec<(Order, Option<OrderEvent>)>> {
+        let order = match self.watch.take() {
+            Some(watch) if watch.is_pending() => {
+                let mut order = watch.recorded().await?;
+                if self.follower.is_some() && order.status != OrderStatus::Rejected {
+                    // It may have taken steps since. They follow.
+                    order = Order { status: OrderStatus::Unpaid, updated_at: order.created_at, ..order };
+                }
+                self.order = Some(order.clone());
+                return Some(vec![(order, None)]);
+            }
+            Some(watch) => watch.recorded().await?,
+            None => self.order.take()?,
+        };
+        let steps = self.follower.as_ref()?.next_steps(order.id, order.status).await?;
+        let after = |step: OrderEvent| Order { status: step.to, updated_at: step.at, ..order.clone() };
+        let states: Vec<_> = steps.into_iter().map(|step| (after(step), Some(step))).collect();
+        self.order = states.last().map(|(order, _)| order.clone());
+        Some(states)
+    }
+}
+
+/// When a stream ends that has nothing more to say by then. Without `follow` it waits for the ledger, however long that takes: how many
+/// wait for an order is bounded.
+fn stream_deadline(follow: bool) -> Option<Instant> {
+    follow.then(|| Instant::now() + MAX_FOLLOW)
+}
+
+/// What comes next, if it comes before the deadline.
+async fn next_before<T>(deadline: Option<Instant>, next: impl Future<Output = Option<T>>) -> Option<T> {
+    match deadline {
+        Some(deadline) => tokio::time::timeout_at(deadline, next).await.ok()?,
+        None => next.await,
+    }
+}
+
+/// The states of an order as server-sent events, from the present one on. The stream ends when the order is in the ledger, however long
+/// that takes. With `follow` it goes on until the order has ended, and ends after a minute at most; connect again to go on.
+#[utoipa::path(get, path = "/v1/orders/{id}/events", tag = "orders", params(EventsParams), responses((status = 200, description = "Events named `order`, whose data is the order; with `follow`, those after the first have the `step` that led to them, as in the history", body = String, content_type = "text/event-stream")), security(("buyer" = [])))]
 pub(crate) async fn events(
     State(app): State<Arc<App>>,
     CurrentUser(user): CurrentUser,
     Id(id): Id<OrderId>,
-    Params(params): Params<OrderParams>,
+    Params(params): Params<EventsParams>,
 ) -> Result<Response, Problem> {
+    let follower = params.follow.then(|| app.engine.follow_order()).transpose()?;
     let watch = app.engine.watch_order(id, user, params.sale).await?;
-    let first = OrderViewResponse::from(&watch.view);
+    let first = OrderStateResponse { order: OrderViewResponse::from(&watch.view), step: None };
     let draining = app.draining().clone();
-    let next = async move {
-        if !watch.is_pending() {
-            return None;
+    let states = NextStates { watch: Some(watch), order: None, follower };
+    let deadline = stream_deadline(params.follow);
+    let later = stream::unfold(states, move |mut states| {
+        let draining = draining.clone();
+        async move {
+            let next = next_before(deadline, states.next());
+            let next = draining.run_until_cancelled(next).await??;
+            let next = next.into_iter().map(|(order, step)| OrderStateResponse {
+                order: OrderViewResponse::from(&OrderView::Recorded(order)),
+                step: step.map(OrderEventResponse::from),
+            });
+            Some((stream::iter(next.collect::<Vec<_>>()), states))
         }
-        // A client that is still interested connects again.
-        let recorded = tokio::time::timeout(MAX_WATCH, watch.recorded());
-        let order = draining.run_until_cancelled(recorded).await?.ok()??;
-        Some(OrderViewResponse::from(&OrderView::Recorded(order)))
-    };
-    let states = stream::once(async { Some(first) }).chain(stream::once(next));
-    let events = states.filter_map(async |state| state.map(|state| Event::default().event("order").json_data(state)));
+    });
+    let events = stream::once(async { first }).chain(later.flatten());
+    let events = events.map(|state| Event::default().event("order").json_data(state));
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }
 
 /// Cancels an unpaid order. Its stock is sold again.
-#[utoipa::path(post, path = "/v1/orders/{id}/cancel", tag = "orders", params(OrderParams), responses((status = 200, description = "Cancelled", body = OrderResponse), (status = 409, description = "`illegal_step`")), security(("buyer" = [])))]
+#[utoipa::path(post, path = "/v1/orders/{id}/cancel", tag = "orders", params(OrderParams), responses((status = 200, description = "`cancelled`; or `refunding` or `refunded`, if it was cancelled before and paid late", body = OrderResponse), (status = 409, description = "`illegal_step`; `not_recordable`: it is in quarantine, and the database rejects its row")), security(("buyer" = [])))]
 pub(crate) async fn cancel(
     State(app): State<Arc<App>>,
     CurrentUser(user): CurrentUser,
@@ -167,4 +280,43 @@ pub(crate) async fn cancel(
 ) -> Result<Json<OrderResponse>, Problem> {
     let order = run_detached(async move { app.engine.cancel(id, user, params.sale).await }).await?;
     Ok(Json(OrderResponse::new(&order, None)))
+}
+
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RedeemCodeResponse {
+    code: String,
+}
+
+/// The code with which the shop redeems a paid order. A code that was tried five times is replaced.
+#[utoipa::path(post, path = "/v1/orders/{id}/redeem-code", tag = "orders", responses((status = 200, description = "The code", body = RedeemCodeResponse), (status = 409, description = "`illegal_step`: it is not paid, or was redeemed")), security(("buyer" = [])))]
+pub(crate) async fn redeem_code(
+    State(app): State<Arc<App>>,
+    CurrentUser(user): CurrentUser,
+    Id(id): Id<OrderId>,
+) -> Result<Json<RedeemCodeResponse>, Problem> {
+    let code = run_detached(async move { app.engine.redeem_code(id, user).await }).await?;
+    Ok(Json(RedeemCodeResponse { code }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes after all others that could be waiting have had their turn.
+    async fn late() -> Option<u8> {
+        tokio::task::yield_now().await;
+        Some(1)
+    }
+
+    #[tokio::test]
+    async fn only_streams_that_follow_an_order_have_a_deadline() {
+        assert_eq!(stream_deadline(false), None);
+        let begin = Instant::now();
+        let deadline = stream_deadline(true).unwrap();
+        assert!(deadline >= begin + MAX_FOLLOW && deadline <= Instant::now() + MAX_FOLLOW);
+
+        assert_eq!(next_before(None, late()).await, Some(1));
+        assert_eq!(next_before(Some(deadline), late()).await, Some(1));
+        assert_eq!(next_before(Some(begin), std::future::pending::<Option<u8>>()).await, None);
+    }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use stampede_core::Code;
-use stampede_engine::Error;
+use stampede_engine::{Error, Ready};
 use tokio::sync::watch;
 
 /// How long the result of a check is used.
@@ -13,7 +13,7 @@ const FRESH_FOR: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 struct Check {
     at: Instant,
-    result: Result<(), Unready>,
+    result: Result<Ready, Unready>,
 }
 
 /// Why the server is not ready.
@@ -55,9 +55,9 @@ impl Default for Readiness {
 
 impl Readiness {
     /// The result of a check that is at most [`FRESH_FOR`] old. `ping` checks ledger and gate.
-    pub(crate) async fn check<P>(&self, ping: impl FnOnce() -> P) -> Result<(), Unready>
+    pub(crate) async fn check<P>(&self, ping: impl FnOnce() -> P) -> Result<Ready, Unready>
     where
-        P: Future<Output = Result<(), Error>> + Send + 'static,
+        P: Future<Output = Result<Ready, Error>> + Send + 'static,
     {
         // Fixed for the whole call: a check that is fresh now must not become too old while this caller waits for its turn to run.
         let oldest = Instant::now().checked_sub(FRESH_FOR);
@@ -65,14 +65,14 @@ impl Readiness {
         let mut states = self.state.subscribe();
         // Waiting fails only if the sender is dropped, and `self` owns it.
         let state = states.wait_for(|state| state.check_since(oldest).is_some()).await.ok();
-        state.and_then(|state| state.last.clone()).map_or(Ok(()), |check| check.result)
+        state.and_then(|state| state.last.clone()).map_or(Ok(Ready::Fully), |check| check.result)
     }
 
     /// Starts a check, unless the last one is recent or one is running. It runs in its own task, so that a caller that disconnects does
     /// not make the next caller start another one.
     fn start<P>(&self, oldest: Option<Instant>, ping: impl FnOnce() -> P)
     where
-        P: Future<Output = Result<(), Error>> + Send + 'static,
+        P: Future<Output = Result<Ready, Error>> + Send + 'static,
     {
         let must_start = self.state.send_if_modified(|state| {
             let must_start = !state.is_running && state.check_since(oldest).is_none();

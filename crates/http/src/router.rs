@@ -17,12 +17,12 @@ use utoipa_axum::routes;
 use crate::app::{App, Surface};
 use crate::metrics::TimedLayer;
 use crate::problem::Problem;
-use crate::{admin, buy, load_test, login, openapi, operations, orders, page, sales, shops};
+use crate::{admin, buy, load_test, login, openapi, operations, orders, page, payments, sales, shops};
 
 type Route = UtoipaMethodRouter<Arc<App>>;
 
 /// The routes that are called by the router alone.
-fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
+fn router_routes(surface: Surface, load_test: bool, test_payments: bool) -> Vec<Route> {
     let mut routes = vec![routes!(operations::healthz), routes!(operations::readyz)];
     if surface.serves_metrics() {
         routes.push(routes!(operations::metrics));
@@ -44,9 +44,15 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(sales::one),
             routes!(orders::list),
             routes!(orders::one),
+            routes!(orders::history),
             routes!(orders::events),
             routes!(orders::cancel),
+            routes!(orders::redeem_code),
+            routes!(payments::callback),
         ]);
+        if test_payments {
+            routes.push(routes!(payments::pay));
+        }
     }
     if surface.serves_administrators() {
         routes.extend([
@@ -68,11 +74,19 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(admin::sales::pause),
             routes!(admin::sales::resume),
             routes!(admin::sales::end),
+            routes!(admin::sales::edit_window),
             routes!(admin::sales::top_up),
             routes!(admin::sales::reduce),
             routes!(admin::gate::gate),
             routes!(admin::gate::marks),
             routes!(admin::gate::orders_in),
+            routes!(admin::orders::one),
+            routes!(admin::orders::cancel),
+            routes!(admin::orders::refund),
+            routes!(admin::orders::redeem),
+            routes!(admin::orders::open_refunds),
+            routes!(admin::orders::retry_refund),
+            routes!(admin::orders::complete_refund),
             routes!(admin::quarantine::list),
             routes!(admin::quarantine::one),
             routes!(admin::quarantine::retry),
@@ -81,6 +95,8 @@ fn router_routes(surface: Surface, load_test: bool) -> Vec<Route> {
             routes!(admin::dead_letters::one),
             routes!(admin::dead_letters::retry),
             routes!(admin::dead_letters::discard),
+            routes!(admin::events::list),
+            routes!(admin::events::retry),
             routes!(admin::reconcile::log, admin::reconcile::run),
             routes!(admin::reconcile::rebuild),
         ]);
@@ -109,13 +125,15 @@ fn collect(routes: impl IntoIterator<Item = Route>) -> OpenApiRouter<Arc<App>> {
 
 /// The documentation of every route, as the handlers declare it.
 pub(crate) fn declared() -> OpenApi {
-    collect(router_routes(Surface::Both, true).into_iter().chain(fast_path_routes(Surface::Both, true))).into_openapi()
+    collect(router_routes(Surface::Both, true, true).into_iter().chain(fast_path_routes(Surface::Both, true)))
+        .into_openapi()
 }
 
 /// What a listener serves, with the OpenAPI document of it.
 pub(crate) fn build(app: Arc<App>, surface: Surface) -> Router {
     let (load_test, answer_timeout) = (app.config.allow_load_test, app.config.answer_timeout);
-    let routed = router_routes(surface, load_test).into_iter().map(|route| {
+    let test_payments = app.engine.allows_test_payments();
+    let routed = router_routes(surface, load_test, test_payments).into_iter().map(|route| {
         let path = route.1.paths.keys().next().cloned().unwrap_or_default();
         let bounded: Route = route.layer(from_fn_with_state(answer_timeout, with_timeout));
         bounded.layer(TimedLayer::new(path))

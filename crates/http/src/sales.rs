@@ -36,6 +36,10 @@ pub(crate) struct SaleResponse {
     end: Timestamp,
     total: u32,
     remaining: u32,
+    /// How long an order may be unpaid before it is cancelled; 0 without a limit.
+    payment_deadline_ms: u32,
+    /// Whether a buyer whose order has ended may buy again.
+    buy_again: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     server_time: Option<Timestamp>,
     /// Only for administrators.
@@ -63,6 +67,8 @@ impl SaleResponse {
             end: sale.window.end,
             total: sale.total,
             remaining: *remaining,
+            payment_deadline_ms: sale.payment_deadline_ms,
+            buy_again: sale.buy_again,
             server_time,
             status: None,
             version: None,

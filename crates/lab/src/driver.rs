@@ -14,14 +14,14 @@ use tokio::task::JoinSet;
 
 use crate::error::{Error, Result};
 use crate::measured::{Flaw, Measured};
-use crate::meter::Counters;
+use crate::meter::{Counters, lasting_keys};
 use crate::race::RacePoint;
 use crate::run::Lab;
 use crate::site::Site;
 use crate::version::Version;
 
 /// Requests that are under way at the same time.
-const CONCURRENCY: usize = 64;
+pub const CONCURRENCY: usize = 64;
 /// The longest latency that is told apart from longer ones.
 const MAX_LATENCY_US: u64 = 60_000_000;
 /// The stock of a race, and how many requests it has.
@@ -40,9 +40,9 @@ pub trait Shop: Sized + Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Entries in memory that are left when no request is under way.
-    fn leaked(&self) -> u64 {
-        0
+    /// Entries in memory that are left when no request is under way; `None` if it keeps none.
+    fn leaked(&self) -> Option<u64> {
+        None
     }
 }
 
@@ -93,11 +93,18 @@ pub struct Answers {
     pub bought: HashSet<u64>,
 }
 
+impl Answers {
+    #[expect(clippy::cast_precision_loss, reason = "a count of one run")]
+    pub fn orders_per_s(&self) -> f64 {
+        self.given.get(&Answer::Bought).copied().unwrap_or(0) as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
 /// Provokes the race with a barrier between check and write, then runs the load of the options, and judges both.
 pub async fn race_and_load<S: Shop>(lab: &Lab, version: &Version, race: Crowd, tries: u64) -> Result<Measured> {
     let mut measured = Measured::default();
     let callers = usize::try_from(race.buyers * race.tries).unwrap_or(usize::MAX);
-    let site = lab.site(version, race.stock, RacePoint::of(callers)).await?;
+    let site = lab.site(version, race.stock, RacePoint::of(callers, lab.attempt)).await?;
     let shop = Arc::new(S::open(&site).await?);
     let answers = send(&shop, race, lab.seed).await?;
     shop.settle().await?;
@@ -113,7 +120,10 @@ pub async fn race_and_load<S: Shop>(lab: &Lab, version: &Version, race: Crowd, t
     let counted = Counters::read(&lab.servers, &site).await?.since(before);
     measured.set_load(&answers, counted);
     judge(&site, load, &answers, &mut measured).await?;
-    measured.count(Flaw::Leaked, shop.leaked(), |count| format!("{count} entries left in memory"));
+    if let Some(leaked) = shop.leaked() {
+        measured.count(Flaw::Leaked, leaked, |count| format!("{count} entries left in memory"));
+    }
+    measured.count_lasting_keys(lab, &site).await?;
     site.close().await;
     Ok(measured)
 }
@@ -182,18 +192,49 @@ pub async fn judge(site: &Site, crowd: Crowd, answers: &Answers, measured: &mut 
 }
 
 impl Measured {
+    /// Counts the keys of users and orders that the load has left in Redis for good.
+    pub async fn count_lasting_keys(&mut self, lab: &Lab, site: &Site) -> Result<()> {
+        if site.redis().is_ok() {
+            let keys = lasting_keys(lab.servers.redis()?).await?;
+            self.count(Flaw::Leaked, keys, |count| format!("{count} keys left in Redis that never expire"));
+        }
+        Ok(())
+    }
+
     /// Takes the figures of the load.
-    #[expect(clippy::cast_precision_loss, reason = "counts and times of one run")]
+    #[expect(clippy::cast_precision_loss, reason = "times of one run")]
     pub fn set_load(&mut self, answers: &Answers, counted: Counters) {
-        let per_request = |count: u64| count as f64 / answers.requests as f64;
-        self.requests = answers.requests;
-        let orders = answers.given.get(&Answer::Bought).copied().unwrap_or(0);
-        self.orders_per_s = Some(orders as f64 / answers.elapsed.as_secs_f64());
+        self.orders_per_s = Some(answers.orders_per_s());
         self.p99_ms = Some(answers.latencies.value_at_quantile(0.99) as f64 / 1000.0);
+        self.set_counted(answers.requests, counted);
+    }
+
+    /// Takes what was counted during these requests.
+    #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
+    pub fn set_counted(&mut self, requests: u64, counted: Counters) {
+        let per_request = |count: u64| count as f64 / requests as f64;
+        self.requests = requests;
         self.sql_per_request = counted.sql.map(per_request);
         self.redis_per_request = counted.redis_executed.map(per_request);
         // Commands of other crates are executed but not counted as sent.
         let counted_all = counted.redis_sent.is_some_and(|sent| sent > 0 || counted.redis_executed == Some(0));
         self.redis_calls_per_request = counted.redis_sent.filter(|_| counted_all).map(per_request);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seed_decides_the_order_of_requests() {
+        let crowd = Crowd { buyers: 100, tries: 2, stock: 10 };
+        assert_eq!(crowd.requests(1), crowd.requests(1));
+        assert_ne!(crowd.requests(1), crowd.requests(2));
+        let sorted = |mut requests: Vec<u64>| {
+            requests.sort_unstable();
+            requests
+        };
+        assert_eq!(sorted(crowd.requests(1)), sorted(crowd.requests(2)), "the same requests");
     }
 }

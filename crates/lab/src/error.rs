@@ -13,6 +13,8 @@ pub enum Error {
     Lock(#[from] stampede_lock::Error),
     #[error("private server: {0}")]
     Server(#[from] std::io::Error),
+    #[error("tier: {}", chain(.0))]
+    Tier(#[from] stampede_proof::system::SystemError),
     #[error("timed out: {0}")]
     TimedOut(&'static str),
     #[error("{0}")]
@@ -20,3 +22,14 @@ pub enum Error {
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error with its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}

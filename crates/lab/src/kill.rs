@@ -1,13 +1,15 @@
 //! Killing a node in the middle of its work.
 //!
 //! A node is a value with its background task. Killing it aborts the task where it is and drops the value with all that is in its
-//! memory, and its connections break: the servers see what they see when a process gets SIGKILL.
+//! memory; so does dropping it, after an error. Connections of its own close with it: those to RabbitMQ, and those to Redis for blocking
+//! commands and subscriptions. The pool of MariaDB and the shared connection to Redis belong to the site and stay open. A task is killed at a
+//! [`KillPoint`], where it waits for no answer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use crate::error::{Error, Result};
 
@@ -62,32 +64,73 @@ impl KillPoint {
 #[derive(Debug)]
 pub struct Node<S> {
     pub shop: Arc<S>,
-    worker: JoinHandle<Result<()>>,
+    /// One task, which ends with this value. It would take orders from the queue of the next run otherwise.
+    worker: JoinSet<Result<()>>,
 }
 
 impl<S> Node<S> {
-    pub const fn new(shop: Arc<S>, worker: JoinHandle<Result<()>>) -> Self {
+    /// Starts the work of a node.
+    pub fn start(shop: Arc<S>, work: impl Future<Output = Result<()>> + Send + 'static) -> Self {
+        let mut worker = JoinSet::new();
+        worker.spawn(work);
         Self { shop, worker }
     }
 
-    /// Aborts the worker and drops what is in memory.
-    pub async fn kill(self) {
-        self.worker.abort();
-        // The result is that it was cancelled.
-        let _ = self.worker.await;
+    /// Aborts the worker, waits for its end, and drops what is in memory.
+    pub async fn kill(mut self) {
+        self.worker.shutdown().await;
         drop(self.shop);
     }
 
-    /// The error with which the worker has ended, if it has.
+    /// Checks that the worker has not ended.
     ///
     /// # Errors
-    /// That error.
-    pub async fn check(&mut self) -> Result<()> {
-        if self.worker.is_finished() {
-            let ended = (&mut self.worker).await.map_err(|error| Error::Failed(error.to_string()))?;
-            ended?;
-            return Err(Error::Failed("the worker has ended".to_owned()));
-        }
-        Ok(())
+    /// The error with which it has ended.
+    pub fn check(&mut self) -> Result<()> {
+        let Some(ended) = self.worker.try_join_next() else { return Ok(()) };
+        ended.map_err(|error| Error::Failed(error.to_string()))??;
+        Err(Error::Failed("the worker has ended".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_worker_ends_with_its_node() {
+        let held = Arc::new(());
+        let work = |held: Arc<()>| async move {
+            std::future::pending::<()>().await;
+            drop(held);
+            Ok::<_, Error>(())
+        };
+        let mut node = Node::start(Arc::new(()), work(held.clone()));
+        node.check().unwrap();
+        node.kill().await;
+        assert_eq!(Arc::strong_count(&held), 1, "it has ended once the node is killed");
+
+        drop(Node::start(Arc::new(()), work(held.clone())));
+        let ended = async {
+            while Arc::strong_count(&held) > 1 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), ended).await.expect("it ends after the node is dropped");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_has_ended_is_noticed() {
+        let mut node = Node::start(Arc::new(()), async { Err(Error::TimedOut("the work")) });
+        let ended = async {
+            loop {
+                if let Err(error) = node.check() {
+                    return error.to_string();
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let error = tokio::time::timeout(Duration::from_secs(10), ended).await.expect("its end is noticed");
+        assert_eq!(error, "timed out: the work");
     }
 }

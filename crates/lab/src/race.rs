@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How long the barrier waits for the missing callers.
+/// How long the barrier waits for the missing callers in the first attempt, and by how much longer in each further one.
 const LIMIT: Duration = Duration::from_millis(250);
+const LIMIT_FACTOR: u32 = 4;
 
 #[derive(Debug, Clone)]
 pub struct RacePoint {
@@ -20,9 +21,9 @@ pub struct RacePoint {
 }
 
 impl RacePoint {
-    /// A barrier for this many callers.
-    pub fn of(callers: usize) -> Self {
-        Self::within(callers, LIMIT)
+    /// A barrier for this many callers. On a busy machine they may not all arrive in time, so each attempt (from zero) waits longer.
+    pub fn of(callers: usize, attempt: u32) -> Self {
+        Self::within(callers, LIMIT * LIMIT_FACTOR.saturating_pow(attempt))
     }
 
     /// The same with another time limit.
@@ -32,7 +33,7 @@ impl RacePoint {
 
     /// A barrier that is always open.
     pub fn open() -> Self {
-        Self::of(0)
+        Self::within(0, LIMIT)
     }
 
     /// Called by a version between its check and its write.
@@ -58,7 +59,7 @@ mod tests {
 
     #[tokio::test]
     async fn all_callers_arrive_before_one_passes() {
-        let (race, arrived) = (RacePoint::of(8), Arc::new(AtomicUsize::new(0)));
+        let (race, arrived) = (RacePoint::of(8, 2), Arc::new(AtomicUsize::new(0)));
         let caller = || async {
             arrived.fetch_add(1, Ordering::SeqCst);
             race.pass().await;
@@ -70,7 +71,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_caller_does_not_hold_it_up_for_good() {
-        let race = RacePoint::of(2);
+        let race = RacePoint::of(2, 0);
         race.pass().await;
         tokio::time::timeout(Duration::from_millis(10), race.pass()).await.expect("it stays open");
     }

@@ -1,8 +1,9 @@
-//! The private servers, each started when the first version needs it.
+//! The private servers. Those that are needed are started before the first version runs, so that no start distorts a measurement.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
 use sqlx::MySqlPool;
@@ -21,6 +22,8 @@ pub enum ServerKind {
 }
 
 impl ServerKind {
+    pub const ALL: &[Self] = &[Self::MariaDb, Self::Redis, Self::RabbitMq];
+
     pub const fn name(self) -> &'static str {
         match self {
             Self::MariaDb => "MariaDB",
@@ -54,7 +57,7 @@ impl From<Error> for StartError {
 
 #[derive(Debug)]
 pub struct MariaDb {
-    pub server: Server,
+    pub server: Arc<Server>,
     /// For creating databases and reading counters.
     pub admin: MySqlPool,
 }
@@ -71,7 +74,7 @@ pub struct Redis {
 pub struct Servers {
     mariadb: OnceCell<MariaDb>,
     redis: OnceCell<Redis>,
-    rabbitmq: Arc<OnceCell<Arc<Server>>>,
+    rabbitmq: OnceCell<Arc<Server>>,
 }
 
 impl Servers {
@@ -84,11 +87,10 @@ impl Servers {
         }
     }
 
-    /// Starts RabbitMQ in the background: it takes ten seconds, in which other versions run.
-    pub fn start_rabbitmq_early(&self) {
-        let rabbitmq = self.rabbitmq.clone();
-        // An error shows when a version needs it, which then tries again.
-        tokio::spawn(async move { rabbitmq.get_or_try_init(start_rabbitmq).await.map(drop) });
+    /// Starts these servers side by side.
+    pub async fn start_all(&self, kinds: impl IntoIterator<Item = ServerKind>) {
+        // An error shows when a version needs the server, which then tries again.
+        join_all(kinds.into_iter().map(|kind| self.start(kind))).await;
     }
 
     /// Makes RabbitMQ write its log of definitions to disk.
@@ -139,7 +141,7 @@ async fn start_mariadb() -> Result<MariaDb, StartError> {
     let server = launch(ServerKind::MariaDb, mariadb::start).await?;
     let url = mariadb::url(server.port(), "mysql");
     let admin = MySqlPoolOptions::new().max_connections(1).connect(&url).await.map_err(Error::from)?;
-    Ok(MariaDb { server, admin })
+    Ok(MariaDb { server: Arc::new(server), admin })
 }
 
 async fn start_redis() -> Result<Redis, StartError> {

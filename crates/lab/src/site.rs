@@ -37,8 +37,11 @@ pub struct Site {
     /// Before an order that the database rejected is rolled back in Redis, and before that is tried again.
     pub before_roll_back: RacePoint,
     pub before_retry: RacePoint,
-    /// Where a node is killed.
+    /// Where a node is killed: before it writes an order that was admitted, after an order is committed and before the queue knows, and after
+    /// a buyer is admitted and before their order is published.
     pub kill: KillPoint,
+    pub kill_after_commit: KillPoint,
+    pub kill_before_publish: KillPoint,
     db: Option<MySqlPool>,
     redis: Option<(redis::Client, CountedRedis)>,
     rabbitmq: Option<String>,
@@ -56,13 +59,14 @@ impl Site {
         race: RacePoint,
     ) -> Result<Self> {
         let (before_roll_back, before_retry) = (RacePoint::open(), RacePoint::open());
-        let kill = KillPoint::never();
         let mut site = Self {
             stock,
             race,
             before_roll_back,
             before_retry,
-            kill,
+            kill: KillPoint::never(),
+            kill_after_commit: KillPoint::never(),
+            kill_before_publish: KillPoint::never(),
             db: None,
             redis: None,
             rabbitmq: None,

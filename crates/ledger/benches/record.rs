@@ -32,8 +32,8 @@ const MINIMUM_ON_POSTGRES: f64 = 20.0;
 const FILL: [&str; 3] = [
     "INSERT INTO shop (id, type_id, name, folded_name, address) VALUES (1, 1, 'x', 'x', 'y')",
     "INSERT INTO voucher VALUES (1, 1, 'flash_sale', 't', '', '', 100, 200, 1)",
-    "INSERT INTO sale (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, sold, created_at)
-        VALUES (1, 1, 100, 'on_sale', 1, 4000000000000, 2000000, 2000000, 0, 1)",
+    "INSERT INTO sale (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, sold, payment_deadline_ms, created_at)
+        VALUES (1, 1, 100, 'on_sale', 1, 4000000000000, 2000000, 2000000, 0, 900000, 1)",
 ];
 /// Takes one from the stock.
 const TAKE: &str = "UPDATE sale SET sold = sold + 1 WHERE id = 1 AND sold < total";

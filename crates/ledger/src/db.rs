@@ -13,10 +13,12 @@ use sqlx::{
     Transaction,
 };
 use stampede_core::ports::{LedgerError, Result};
+use stampede_core::{Actor, OrderStatus};
 
 use crate::errors::{self, failed};
 use crate::postgres;
 use crate::sqlite::{Recorder, Writer, WriterGuard};
+use crate::steps::TakenSteps;
 
 /// How long to wait for a connection or a lock.
 pub(crate) const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,6 +52,24 @@ impl Dialect {
         match self {
             Self::Sqlite => "",
             Self::MySql | Self::Postgres => " FOR UPDATE",
+        }
+    }
+
+    /// The end of a SELECT that locks those of its rows that nobody else has locked, and returns no others.
+    pub(crate) const fn for_update_skip_locked(self) -> &'static str {
+        match self {
+            Self::Sqlite => "",
+            Self::MySql | Self::Postgres => " FOR UPDATE SKIP LOCKED",
+        }
+    }
+
+    /// The end of a SELECT that keeps its rows from being changed until the transaction ends.
+    pub(crate) const fn for_share(self) -> &'static str {
+        match self {
+            Self::Sqlite => "",
+            // MariaDB does not know FOR SHARE.
+            Self::MySql => " LOCK IN SHARE MODE",
+            Self::Postgres => " FOR SHARE",
         }
     }
 
@@ -117,7 +137,13 @@ pub(crate) enum Pool {
     },
 }
 
-pub(crate) enum Tx {
+pub(crate) struct Tx {
+    pub connection: TxConnection,
+    /// The steps of orders that are taken in it. They are counted when it is committed.
+    steps: Vec<TakenSteps>,
+}
+
+pub(crate) enum TxConnection {
     Sqlite(SqliteTx),
     MySql(Transaction<'static, MySql>),
     Postgres(Transaction<'static, Postgres>),
@@ -233,18 +259,18 @@ impl Pool {
     /// A transaction that may write.
     pub(crate) async fn begin(&self) -> Result<Tx> {
         let begun = match self {
-            Self::Sqlite { writer, .. } => begin_immediate(writer).await.map(Tx::Sqlite),
-            Self::MySql { writer, .. } => with_timeout(writer.begin()).await.map(Tx::MySql),
-            Self::Postgres { writer, .. } => with_timeout(writer.begin()).await.map(Tx::Postgres),
+            Self::Sqlite { writer, .. } => begin_immediate(writer).await.map(TxConnection::Sqlite),
+            Self::MySql { writer, .. } => with_timeout(writer.begin()).await.map(TxConnection::MySql),
+            Self::Postgres { writer, .. } => with_timeout(writer.begin()).await.map(TxConnection::Postgres),
         };
-        begun.map_err(errors::not_begun)
+        begun.map(Tx::new).map_err(errors::not_begun)
     }
 
     /// A read-only transaction with one snapshot.
     pub(crate) async fn snapshot(&self) -> Result<Tx> {
         let begun = match self {
             Self::Sqlite { readers, .. } => {
-                with_timeout(readers.begin()).await.map(|tx| Tx::Sqlite(SqliteTx::Read(tx)))
+                with_timeout(readers.begin()).await.map(|tx| TxConnection::Sqlite(SqliteTx::Read(tx)))
             }
             Self::MySql { readers, .. } => {
                 // The level applies only to the next transaction of the connection.
@@ -253,15 +279,15 @@ impl Pool {
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
                     Transaction::begin(connection, None).await
                 };
-                with_timeout(begin).await.map(Tx::MySql)
+                with_timeout(begin).await.map(TxConnection::MySql)
             }
             Self::Postgres { readers, .. } => {
                 with_timeout(readers.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
                     .await
-                    .map(Tx::Postgres)
+                    .map(TxConnection::Postgres)
             }
         };
-        begun.map_err(errors::not_begun)
+        begun.map(Tx::new).map_err(errors::not_begun)
     }
 
     /// One statement with autocommit. It may have been executed although it failed, so it must be repeatable.
@@ -349,6 +375,18 @@ fn wrap_rows<R>(wrap: fn(R) -> Row) -> impl Fn(Vec<R>) -> Vec<Row> {
 }
 
 impl Tx {
+    const fn new(connection: TxConnection) -> Self {
+        Self { connection, steps: Vec::new() }
+    }
+
+    /// Notes steps of orders that are taken in this transaction.
+    pub(crate) fn add_steps(&mut self, to: OrderStatus, by: Actor, orders: u64) {
+        match self.steps.last_mut() {
+            Some(last) if (last.to, last.by) == (to, by) => last.orders += orders,
+            _ => self.steps.push(TakenSteps { to, by, orders }),
+        }
+    }
+
     /// Like [`execute`](Self::execute), for a statement that must affect exactly this many rows. A trigger could ignore some of them without an
     /// error.
     pub(crate) async fn execute_on(&mut self, rows: u64, sql: &str, args: &[Arg<'_>]) -> Result<()> {
@@ -357,16 +395,16 @@ impl Tx {
 
     /// Returns the number of affected rows.
     pub(crate) async fn execute(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<u64> {
-        let done = match self {
-            Self::Sqlite(tx) => {
+        let done = match &mut self.connection {
+            TxConnection::Sqlite(tx) => {
                 with_timeout(async { bind_args!(sql.to_owned(), args).execute(tx.connection()?).await })
                     .await
                     .map(|done| done.rows_affected())
             }
-            Self::MySql(tx) => {
+            TxConnection::MySql(tx) => {
                 with_timeout(bind_args!(sql.to_owned(), args).execute(&mut **tx)).await.map(|done| done.rows_affected())
             }
-            Self::Postgres(tx) => with_timeout(bind_args!(to_pg_placeholders(sql), args).execute(&mut **tx))
+            TxConnection::Postgres(tx) => with_timeout(bind_args!(to_pg_placeholders(sql), args).execute(&mut **tx))
                 .await
                 .map(|done| done.rows_affected()),
         };
@@ -375,14 +413,16 @@ impl Tx {
 
     /// An insert whose key may exist: returns `false` then, and the transaction must be rolled back.
     pub(crate) async fn insert_new(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<bool> {
-        let done = match self {
-            Self::Sqlite(tx) => {
+        let done = match &mut self.connection {
+            TxConnection::Sqlite(tx) => {
                 with_timeout(async { bind_args!(sql.to_owned(), args).execute(tx.connection()?).await })
                     .await
                     .map(|_| ())
             }
-            Self::MySql(tx) => with_timeout(bind_args!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ()),
-            Self::Postgres(tx) => {
+            TxConnection::MySql(tx) => {
+                with_timeout(bind_args!(sql.to_owned(), args).execute(&mut **tx)).await.map(|_| ())
+            }
+            TxConnection::Postgres(tx) => {
                 with_timeout(bind_args!(to_pg_placeholders(sql), args).execute(&mut **tx)).await.map(|_| ())
             }
         };
@@ -394,16 +434,16 @@ impl Tx {
     }
 
     pub(crate) async fn rows(&mut self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>> {
-        let rows = match self {
-            Self::Sqlite(tx) => {
+        let rows = match &mut self.connection {
+            TxConnection::Sqlite(tx) => {
                 with_timeout(async { bind_args!(sql.to_owned(), args).fetch_all(tx.connection()?).await })
                     .await
                     .map(wrap_rows(Row::Sqlite))
             }
-            Self::MySql(tx) => {
+            TxConnection::MySql(tx) => {
                 with_timeout(bind_args!(sql.to_owned(), args).fetch_all(&mut **tx)).await.map(wrap_rows(Row::MySql))
             }
-            Self::Postgres(tx) => with_timeout(bind_args!(to_pg_placeholders(sql), args).fetch_all(&mut **tx))
+            TxConnection::Postgres(tx) => with_timeout(bind_args!(to_pg_placeholders(sql), args).fetch_all(&mut **tx))
                 .await
                 .map(wrap_rows(Row::Postgres)),
         };
@@ -418,12 +458,12 @@ impl Tx {
     /// A statement whose text differs each time, so that preparing it has no use. It contains only numbers and constant words.
     pub(crate) async fn execute_text(&mut self, sql: String) -> Result<u64> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
-        let done = match self {
-            Self::Sqlite(tx) => {
+        let done = match &mut self.connection {
+            TxConnection::Sqlite(tx) => {
                 with_timeout(async { sql.execute(tx.connection()?).await }).await.map(|done| done.rows_affected())
             }
-            Self::MySql(tx) => with_timeout(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
-            Self::Postgres(tx) => with_timeout(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            TxConnection::MySql(tx) => with_timeout(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
+            TxConnection::Postgres(tx) => with_timeout(sql.execute(&mut **tx)).await.map(|done| done.rows_affected()),
         };
         done.map_err(failed)
     }
@@ -431,12 +471,12 @@ impl Tx {
     /// Like [`execute_text`](Self::execute_text), for a query.
     pub(crate) async fn rows_text(&mut self, sql: String) -> Result<Vec<Row>> {
         let sql = sqlx::raw_sql(AssertSqlSafe(sql));
-        let rows = match self {
-            Self::Sqlite(tx) => {
+        let rows = match &mut self.connection {
+            TxConnection::Sqlite(tx) => {
                 with_timeout(async { sql.fetch_all(tx.connection()?).await }).await.map(wrap_rows(Row::Sqlite))
             }
-            Self::MySql(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(wrap_rows(Row::MySql)),
-            Self::Postgres(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(wrap_rows(Row::Postgres)),
+            TxConnection::MySql(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(wrap_rows(Row::MySql)),
+            TxConnection::Postgres(tx) => with_timeout(sql.fetch_all(&mut **tx)).await.map(wrap_rows(Row::Postgres)),
         };
         rows.map_err(failed)
     }
@@ -451,31 +491,33 @@ impl Tx {
                 }
             }};
         }
-        match self {
-            Self::Sqlite(tx) => read!(tx.connection().map_err(failed)?, sql.to_owned()),
-            Self::MySql(tx) => read!(&mut **tx, sql.to_owned()),
-            Self::Postgres(tx) => read!(&mut **tx, to_pg_placeholders(sql)),
+        match &mut self.connection {
+            TxConnection::Sqlite(tx) => read!(tx.connection().map_err(failed)?, sql.to_owned()),
+            TxConnection::MySql(tx) => read!(&mut **tx, sql.to_owned()),
+            TxConnection::Postgres(tx) => read!(&mut **tx, to_pg_placeholders(sql)),
         }
         Ok(())
     }
 
     pub(crate) async fn commit(self) -> Result<()> {
-        let done = match self {
-            Self::Sqlite(SqliteTx::Write(guard)) => guard.end("COMMIT").await,
-            Self::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.commit()).await,
-            Self::MySql(tx) => with_timeout(tx.commit()).await,
-            Self::Postgres(tx) => with_timeout(tx.commit()).await,
+        let done = match self.connection {
+            TxConnection::Sqlite(SqliteTx::Write(guard)) => guard.end("COMMIT").await,
+            TxConnection::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.commit()).await,
+            TxConnection::MySql(tx) => with_timeout(tx.commit()).await,
+            TxConnection::Postgres(tx) => with_timeout(tx.commit()).await,
         };
-        done.map_err(|error| LedgerError::Unknown(error.into()))
+        done.map_err(|error| LedgerError::Unknown(error.into()))?;
+        self.steps.into_iter().for_each(TakenSteps::count);
+        Ok(())
     }
 
     /// Explicit, because MariaDB rolls back only the last statement on a lock timeout.
     pub(crate) async fn roll_back(self) -> Result<()> {
-        let done = match self {
-            Self::Sqlite(SqliteTx::Write(guard)) => guard.end("ROLLBACK").await,
-            Self::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.rollback()).await,
-            Self::MySql(tx) => with_timeout(tx.rollback()).await,
-            Self::Postgres(tx) => with_timeout(tx.rollback()).await,
+        let done = match self.connection {
+            TxConnection::Sqlite(SqliteTx::Write(guard)) => guard.end("ROLLBACK").await,
+            TxConnection::Sqlite(SqliteTx::Read(tx)) => with_timeout(tx.rollback()).await,
+            TxConnection::MySql(tx) => with_timeout(tx.rollback()).await,
+            TxConnection::Postgres(tx) => with_timeout(tx.rollback()).await,
         };
         done.map_err(failed)
     }
@@ -501,6 +543,8 @@ getters! {
     /// `None` for NULL.
     maybe_int: Option<i64>,
     text: String,
+    /// `None` for NULL.
+    maybe_text: Option<String>,
     bytes: Vec<u8>,
 }
 

@@ -95,8 +95,8 @@ fn classify(error: &sqlx::Error) -> ErrorClass {
     use sqlx::Error as E;
     match error {
         E::Database(error) => classify_code(error.as_ref()),
-        // A value cannot be encoded, or a row cannot be decoded.
-        E::Encode(_) | E::Decode(_) | E::ColumnDecode { .. } => ErrorClass::Poison,
+        // A value cannot be encoded. A row that cannot be decoded is not the data of the order that is being recorded.
+        E::Encode(_) => ErrorClass::Poison,
         _ => ErrorClass::Outage,
     }
 }
@@ -150,6 +150,16 @@ fn classify_sqlite(code: i32) -> ErrorClass {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_that_cannot_be_read_are_no_poison() {
+        use sqlx::Error as E;
+        let column = E::ColumnDecode { index: "live".to_owned(), source: "not a number".into() };
+        for error in [E::Decode("not a number".into()), column] {
+            assert_eq!(classify(&error), ErrorClass::Outage, "{error}");
+        }
+        assert_eq!(classify(&E::Encode("too long".into())), ErrorClass::Poison);
+    }
 
     #[test]
     fn only_errors_in_the_data_are_poison() {

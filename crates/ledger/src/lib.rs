@@ -1,15 +1,18 @@
 //! The ledger in SQL: the durable record of all orders. A gate can be rebuilt from it at any time.
 //!
-//! - [`open`]: opens and migrates the database of a URL; [`open_read_only`]: opens it for inspection
+//! - [`open`], [`open_with`]: open and migrate the database of a URL; [`open_read_only`]: opens it for inspection
+//! - [`raw_inserts`]: inserts of many rows with nothing else, to compare with
 //! - `store`: the operations of a ledger, shared by all databases
-//! - `db`: one interface to three databases; `errors`: the classification of their failures
+//! - `db`: one interface to three databases; `errors`: the classification of their failures; `steps`: the metric of the steps of orders
 //! - `sqlite`, `mysql`, `postgres`: connection settings, durability checks and migrations of each
 
 mod db;
 mod errors;
 mod mysql;
 mod postgres;
+mod raw_inserts;
 mod sqlite;
+mod steps;
 mod store;
 
 use std::fmt;
@@ -20,6 +23,7 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use stampede_core::ports::{Ledger, Stores};
 
+pub use crate::raw_inserts::{RawInsertError, RawInserts, raw_inserts};
 use crate::store::Store;
 
 #[derive(Debug, thiserror::Error)]
@@ -110,14 +114,26 @@ impl fmt::Debug for Database {
     }
 }
 
-/// Opens and migrates the database, and checks that its commits are durable.
+/// What a ledger writes. All processes on one database must have the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LedgerConfig {
+    /// Whether every step of an order is also written into the outbox of events, from which it is delivered.
+    pub writes_events: bool,
+}
+
+/// Opens and migrates the database, and checks that its commits are durable. No events are written.
 pub async fn open(database: &Database) -> Result<Stores, OpenError> {
+    open_with(database, LedgerConfig::default()).await
+}
+
+/// Like [`open`], for a ledger that writes what is configured.
+pub async fn open_with(database: &Database, config: LedgerConfig) -> Result<Stores, OpenError> {
     let pool = match database {
         Database::Sqlite(path) => sqlite::open(path).await?,
         Database::MySql(url) => mysql::open(url).await?,
         Database::Postgres(url) => postgres::open(url).await?,
     };
-    let store = Arc::new(Store::new(pool));
+    let store = Arc::new(Store::new(pool, config));
     Ok(Stores { ledger: store.clone(), catalogue: store.clone(), accounts: store })
 }
 
@@ -128,7 +144,7 @@ pub async fn open_read_only(database: &Database) -> Result<Arc<dyn Ledger>, Open
         Database::MySql(url) => mysql::open_read_only(url).await?,
         Database::Postgres(url) => postgres::open_read_only(url).await?,
     };
-    Ok(Arc::new(Store::new(pool)))
+    Ok(Arc::new(Store::new(pool, LedgerConfig::default())))
 }
 
 /// Reads the applied migrations.

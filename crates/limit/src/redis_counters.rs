@@ -6,7 +6,8 @@
 //!
 //! Time is that of Redis. One task sends the checks: while its call is under way, further checks are queued, and the next call takes all
 //! of them. A call that takes too long, or fails, leaves its checks and the queued ones without an answer, and no check waits again
-//! until Redis has answered: an overdue call is awaited to its end, and after a failure one check at a time is sent.
+//! until Redis has answered: an overdue call is awaited to its end, and after a failure one check at a time is sent. A check that has waited
+//! for the time of two calls, because too many are queued before it, has no answer either and is not sent.
 
 use std::fmt;
 use std::pin::pin;
@@ -58,6 +59,8 @@ pub(crate) struct KeyLimit {
     pub(crate) key: String,
     pub(crate) maximum: u32,
     pub(crate) window: Duration,
+    /// How many requests are counted before this one is decided: they were granted earlier, and held back by the node.
+    pub(crate) earlier: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +77,7 @@ pub(crate) enum Answer {
 struct Request {
     kind: Kind,
     keys: Vec<KeyLimit>,
-    /// Dropped if there is no answer.
+    /// Dropped if there is no answer. Closed if the check has gone.
     reply: oneshot::Sender<Answer>,
 }
 
@@ -82,16 +85,19 @@ struct Request {
 pub struct RedisCounters {
     prefix: String,
     queue: mpsc::Sender<Request>,
+    /// How long a check waits: for the call that is under way, and for its own.
+    patience: Duration,
     status: Arc<Status>,
 }
 
 impl RedisCounters {
-    /// Starts the task. Every key begins with `prefix`. A check has no answer if a call takes longer than `call_timeout`.
+    /// Starts the task. Every key begins with `prefix`. A check has no answer if a call takes longer than `call_timeout`, or if it has
+    /// waited for twice that time.
     pub fn start(client: Arc<Client>, prefix: String, call_timeout: Duration) -> Arc<Self> {
         let (queue, requests) = mpsc::channel(MAX_QUEUED);
         let status = Arc::new(Status::new());
         tokio::spawn(Caller { client, call_timeout, status: status.clone(), logged: None }.run(requests));
-        Arc::new(Self { prefix, queue, status })
+        Arc::new(Self { prefix, queue, patience: call_timeout * 2, status })
     }
 
     /// How many calls were made.
@@ -105,7 +111,7 @@ impl RedisCounters {
 
     /// `None` if Redis did not answer in time, or is known not to answer.
     pub(crate) async fn check(&self, kind: Kind, keys: Vec<KeyLimit>) -> Option<Answer> {
-        self.submit(kind, keys)?.await.ok()
+        timeout(self.patience, self.submit(kind, keys)?).await.ok()?.ok()
     }
 
     /// Reverts a counted request without waiting. If Redis does not answer, the request stays counted.
@@ -185,7 +191,11 @@ impl Caller {
         self.call(&mut Vec::new(), &mut queue).await;
         let mut batch = Vec::with_capacity(MAX_BATCH);
         while queue.recv_many(&mut batch, MAX_BATCH).await > 0 {
-            self.call(&mut batch, &mut queue).await;
+            // The counts of the node have decided about checks that have gone. Nothing waits for an undoing.
+            batch.retain(|request| request.kind == Kind::Undo || !request.reply.is_closed());
+            if !batch.is_empty() {
+                self.call(&mut batch, &mut queue).await;
+            }
         }
     }
 
@@ -194,8 +204,8 @@ impl Caller {
         let (mut keys, mut args, mut replies) = (Vec::new(), Vec::new(), Vec::with_capacity(batch.len()));
         for Request { kind, keys: limits, reply } in batch.drain(..) {
             args.extend([kind.as_str().to_owned(), limits.len().to_string()]);
-            for KeyLimit { key, maximum, window } in limits {
-                args.extend([maximum.to_string(), window.as_micros().to_string()]);
+            for KeyLimit { key, maximum, window, earlier } in limits {
+                args.extend([maximum.to_string(), window.as_micros().to_string(), earlier.to_string()]);
                 keys.push(key);
             }
             replies.push(reply);
@@ -285,7 +295,7 @@ mod tests {
             let mut set = redis::cmd("SET");
             set.arg(&key).arg(format!("{window} {current} {previous}"));
             client.send(set).await.unwrap();
-            let keys = vec![KeyLimit { key, maximum, window: WINDOW }];
+            let keys = vec![KeyLimit { key, maximum, window: WINDOW, earlier: 0 }];
             let answer = counters.check(Kind::All, keys).await.unwrap();
             let now = second().await;
             if now / WINDOW.as_secs() != window {

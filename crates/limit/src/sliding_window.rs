@@ -35,11 +35,32 @@ pub(crate) struct Counts {
     pub(crate) previous: u32,
 }
 
+/// The requests of one key in one window.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    all: u32,
+    /// How many of them Redis has not counted yet.
+    held: u32,
+    /// How many of those are in a call that Redis has not answered.
+    sending: u32,
+}
+
+/// What became of a request that is within the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Granted {
+    /// Not counted, because the memory was full.
+    LetThrough,
+    /// Counted. It need not be sent to Redis yet.
+    Held,
+    /// Counted. Redis must be asked, and gets this many earlier requests too, which were held back.
+    Send { earlier: u32 },
+}
+
 struct Shard<K> {
     /// The window that `current` counts.
     window: u64,
-    current: HashMap<K, u32>,
-    previous: HashMap<K, u32>,
+    current: HashMap<K, Count>,
+    previous: HashMap<K, Count>,
 }
 
 /// What windows are measured by.
@@ -102,9 +123,9 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         self.check_at(key, count, self.clock.now())
     }
 
-    /// As [`check`](Self::check). `false` if the request was let through without being counted.
-    pub(crate) fn try_count(&self, key: K) -> Result<bool, Duration> {
-        self.decide(key, self.limit.count, self.clock.now(), true)
+    /// As [`check`](Self::check), for a limit of which Redis has counters too: up to `hold_back` requests of a key are not sent to it.
+    pub(crate) fn try_count(&self, key: K, hold_back: u32) -> Result<Granted, Duration> {
+        self.decide(key, self.limit.count, self.clock.now(), Some(hold_back))
     }
 
     /// Counts a request of `key` without a limit, as far as there is memory.
@@ -113,7 +134,7 @@ impl<K: Eq + Hash> SlidingWindow<K> {
         let mut shard = self.shard(&key, window);
         let shard = &mut *shard;
         if let Some(count) = entry(&mut shard.current, key, self.max_keys_per_shard) {
-            *count = count.saturating_add(1);
+            count.all = count.all.saturating_add(1);
         }
     }
 
@@ -133,7 +154,20 @@ impl<K: Eq + Hash> SlidingWindow<K> {
             if counted > 0
                 && let Some(count) = entry(map, key.clone(), self.max_keys_per_shard)
             {
-                *count = counted.max(*count);
+                count.all = counted.max(count.all);
+            }
+        }
+    }
+
+    /// Ends a call that had this many earlier requests of `key`. If Redis has not counted them, they are sent again.
+    pub(crate) fn end_sending(&self, key: &K, earlier: u32, counted: bool) {
+        let (window, _) = self.window_at(self.clock.now());
+        let mut shard = self.shard(key, window);
+        // The requests may be of the previous window, in which nothing is held back any more.
+        if let Some(count) = shard.current.get_mut(key) {
+            count.sending = count.sending.saturating_sub(earlier);
+            if counted {
+                count.held = count.held.saturating_sub(earlier);
             }
         }
     }
@@ -145,7 +179,7 @@ impl<K: Eq + Hash> SlidingWindow<K> {
 
     /// Returns what [`check`](Self::check) would return, without counting.
     pub fn peek(&self, key: K) -> Result<(), Duration> {
-        self.decide(key, self.limit.count, self.clock.now(), false).map(drop)
+        self.decide(key, self.limit.count, self.clock.now(), None).map(drop)
     }
 
     /// How many requests were let through without being counted, because the memory was full.
@@ -178,30 +212,36 @@ impl<K: Eq + Hash> SlidingWindow<K> {
     }
 
     fn check_at(&self, key: K, allowed: u32, now: Duration) -> Result<(), Duration> {
-        self.decide(key, allowed, now, true).map(drop)
+        self.decide(key, allowed, now, Some(u32::MAX)).map(drop)
     }
 
-    /// Whether the request was counted.
-    fn decide(&self, key: K, allowed: u32, now: Duration, count: bool) -> Result<bool, Duration> {
+    /// Counts the request if `hold_back` is given.
+    fn decide(&self, key: K, allowed: u32, now: Duration, hold_back: Option<u32>) -> Result<Granted, Duration> {
         let (window, elapsed) = self.window_at(now);
         let mut shard = self.shard(&key, window);
         let shard = &mut *shard;
-        let previous = shard.previous.get(&key).copied().unwrap_or(0);
+        let previous = shard.previous.get(&key).map_or(0, |count| count.all);
         let keys = shard.current.len();
         let current = shard.current.entry(key);
-        let counted = if let Entry::Occupied(count) = &current { *count.get() } else { 0 };
+        let counted = if let Entry::Occupied(count) = &current { count.get().all } else { 0 };
         if let Some(windows) = windows_to_wait(counted, previous, elapsed, allowed) {
             return Err(Duration::from_secs_f64((windows * self.limit.window.as_secs_f64()).max(0.001)));
         }
-        if !count {
-            return Ok(false);
-        }
+        let Some(hold_back) = hold_back else { return Ok(Granted::LetThrough) };
         if keys >= self.max_keys_per_shard && matches!(current, Entry::Vacant(_)) {
             self.let_through.fetch_add(1, Ordering::Relaxed);
-            return Ok(false);
+            return Ok(Granted::LetThrough);
         }
-        *current.or_insert(0) += 1;
-        Ok(true)
+        let count = current.or_default();
+        count.all += 1;
+        if count.held < hold_back {
+            count.held += 1;
+            return Ok(Granted::Held);
+        }
+        // Until Redis has answered, further requests ask it as well: otherwise any number could be granted while a call is under way.
+        let earlier = count.held - count.sending;
+        count.sending = count.held;
+        Ok(Granted::Send { earlier })
     }
 
     fn undo_at(&self, key: &K, now: Duration) {
@@ -229,12 +269,12 @@ pub(crate) fn windows_to_wait(current: u32, previous: u32, elapsed: f64, allowed
 }
 
 /// The count of a key; `None` if the map is full and does not have it.
-fn entry<K: Eq + Hash>(counts: &mut HashMap<K, u32>, key: K, max_keys: usize) -> Option<&mut u32> {
+fn entry<K: Eq + Hash>(counts: &mut HashMap<K, Count>, key: K, max_keys: usize) -> Option<&mut Count> {
     let is_full = counts.len() >= max_keys;
     match counts.entry(key) {
         Entry::Occupied(count) => Some(count.into_mut()),
         Entry::Vacant(_) if is_full => None,
-        Entry::Vacant(vacant) => Some(vacant.insert(0)),
+        Entry::Vacant(vacant) => Some(vacant.insert(Count::default())),
     }
 }
 
@@ -257,8 +297,10 @@ impl<K: Eq + Hash> Shard<K> {
     fn undo(&mut self, key: &K) {
         // The request may have been counted in the previous window.
         for counts in [&mut self.current, &mut self.previous] {
-            if let Some(count) = counts.get_mut(key).filter(|count| **count > 0) {
-                *count -= 1;
+            if let Some(count) = counts.get_mut(key).filter(|count| count.all > 0) {
+                count.all -= 1;
+                count.held = count.held.min(count.all);
+                count.sending = count.sending.min(count.held);
                 return;
             }
         }

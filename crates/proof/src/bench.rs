@@ -13,11 +13,13 @@ use rand::seq::SliceRandom as _;
 use stampede_core::SaleId;
 
 use crate::check::{Polling, Rules};
+use crate::drain;
 use crate::generator::{LoadGenerator, Outcome, Plan, RequestTemplate, RunClock, Sample, Until};
 use crate::history::{Action, Attempt, Response};
 use crate::machine;
 use crate::report::{
-    Batch, Latencies, Measured, Noop, Quantiles, Report, ResponseLatency, Timeline, distorted_by_limits,
+    Batch, Latencies, Measured, Messages, Noop, Quantiles, Report, ResponseLatency, Timeline, Violation, ViolationKind,
+    distorted_by_limits,
 };
 use crate::storm;
 use crate::system::{Buyers, System, SystemError};
@@ -37,8 +39,12 @@ pub struct Options {
     pub measure: Duration,
     /// The minimum duration of the storm.
     pub storm: Duration,
-    /// Kill every node that this process started once during the storm.
+    /// Connections of the storm; `None` for as many as all the rest has.
+    pub storm_connections: Option<usize>,
+    /// Kill every node that this process started once during the storm, while the stock is being sold.
     pub kill: bool,
+    /// Measure how fast the late consumer records what waits in the queue.
+    pub drain: bool,
 }
 
 /// Shows the progress of a run.
@@ -166,10 +172,7 @@ pub async fn run(
     progress.phase("logging in");
     let buyers = system.log_in(options.buyers).await?;
     let shop = system.create_shop().await?;
-    let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).max(1);
-    let call = |source: std::io::Error| SystemError::Call { what: "connecting".to_owned(), source: source.into() };
-    let generator =
-        LoadGenerator::connect(&system.addresses, options.connections, threads, clock).await.map_err(call)?;
+    let generator = connect(system, options.connections, clock).await?;
     let sold_out = system.create_sale(&shop, 1).await?;
     let mut bench = Bench {
         rng: StdRng::seed_from_u64(options.seed),
@@ -194,6 +197,7 @@ pub async fn run(
 
     let cpu_times = machine::cpu_times();
     let batches_before = bench.system.batches().await?;
+    let messages_before = bench.system.messages().await?;
     let (mut noop, mut orders, mut refusals) = (PhaseTotals::default(), PhaseTotals::default(), PhaseTotals::default());
     let mut sales = vec![sold_out];
     let slice = SLICE.min(options.measure);
@@ -217,6 +221,7 @@ pub async fn run(
         bench.record(sold_out, &outcome.samples);
     }
     let batches = bench.system.batches().await?;
+    let messages = bench.system.messages().await?;
 
     for (phase, totals) in [("orders", &orders), ("refusals", &refusals)] {
         bench.responses.extend(ResponseLatency::of(phase, &totals.samples));
@@ -226,15 +231,22 @@ pub async fn run(
     let storm = storm::run(&mut bench).await?;
     sales.push(storm.sale);
 
+    let drain = if options.drain {
+        progress.phase("draining");
+        Some(drain::run(bench.system, &sales).await?)
+    } else {
+        bench.system.start_late_consumer()?;
+        None
+    };
+
     progress.phase("verifying");
-    bench.system.start_late_consumer()?;
     let rules = Rules { at_rest: true, ..Rules::default() };
     let (evidence, lines) = bench.system.check(&sales, AT_REST, rules, Some(&bench.history)).await?;
     let steal = match (cpu_times, machine::cpu_times()) {
         (Some(before), Some(after)) => Some(after.steal_since(before)),
         _ => None,
     };
-    let mut violations: Vec<String> = lines.iter().filter(|line| line.failed()).map(ToString::to_string).collect();
+    let mut violations: Vec<Violation> = lines.iter().filter(|line| line.failed()).map(Violation::from).collect();
     let limited: Vec<SaleId> = bench
         .history
         .iter()
@@ -250,13 +262,15 @@ pub async fn run(
         let sold = sale.ledger.orders.iter().filter(|row| row.live).count();
         let total = sale.ledger.sale.total as usize;
         if sold > total || (sold < total && all_tried(sale.ledger.sale.id)) {
-            violations
-                .push(format!("sale {}: {sold} sold of {total}, although every buyer tried", sale.ledger.sale.id));
+            let kind = if sold > total { ViolationKind::Oversold } else { ViolationKind::Undersold };
+            let text = format!("sale {}: {sold} sold of {total}, although every buyer tried", sale.ledger.sale.id);
+            violations.push(Violation::new(kind, text));
         }
     }
     // Nodes that this process started have limits that no buyer reaches.
     if !limited.is_empty() && !bench.system.nodes.is_empty() {
-        violations.push(format!("{} attempts were refused by a limit that is switched off", limited.len()));
+        let text = format!("{} attempts were refused by a limit that is switched off", limited.len());
+        violations.push(Violation::new(ViolationKind::Other, text));
     }
 
     // With a queue, buyers are answered before their orders are recorded.
@@ -278,6 +292,8 @@ pub async fn run(
         distorted: distorted_by_limits(&bench.responses),
         responses: std::mem::take(&mut bench.responses),
         batch: Batch::of(&batches_before, &batches),
+        messages: (granted == Response::Pending).then(|| Messages::of(messages_before, messages)),
+        drain,
         peak_rss_bytes: bench.system.peak_rss(),
         steal,
         seed: options.seed,
@@ -287,6 +303,17 @@ pub async fn run(
         timeline: std::mem::take(&mut bench.timeline),
     };
     Ok((report, bench.history))
+}
+
+/// Opens connections to all nodes, with as many threads as half of the processors.
+pub(crate) async fn connect(
+    system: &System,
+    connections: usize,
+    clock: &Arc<RunClock>,
+) -> Result<LoadGenerator, SystemError> {
+    let threads = (std::thread::available_parallelism().map_or(2, usize::from) / 2).max(1);
+    let call = |source: std::io::Error| SystemError::Call { what: "connecting".to_owned(), source: source.into() };
+    LoadGenerator::connect(&system.addresses, connections, threads, clock).await.map_err(call)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]

@@ -86,20 +86,21 @@ pub struct Sample {
     pub due_us: u64,
 }
 
-/// The clock of a run, and the number of responses so far.
+/// The clock of a run, and the number of responses so far, all of them and those that confirm a new order.
 #[derive(Debug)]
 pub struct RunClock {
     start: Instant,
     /// Microseconds since the Unix epoch at the start.
     start_us: u64,
     pub responses: AtomicU64,
+    pub confirmed: AtomicU64,
 }
 
 impl RunClock {
     pub fn new() -> Arc<Self> {
         let start_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let start_us = u64::try_from(start_us).unwrap_or(u64::MAX);
-        Arc::new(Self { start: Instant::now(), start_us, responses: AtomicU64::new(0) })
+        Arc::new(Self { start: Instant::now(), start_us, responses: AtomicU64::new(0), confirmed: AtomicU64::new(0) })
     }
 
     /// An instant in microseconds since the Unix epoch, by a monotonic clock.
@@ -265,6 +266,9 @@ impl Connection {
             let (response, order) = self.send(&plan.request, buyer).await;
             let end = Instant::now();
             clock.responses.fetch_add(1, Ordering::Relaxed);
+            if response.is_new_order() {
+                clock.confirmed.fetch_add(1, Ordering::Relaxed);
+            }
             samples.push(Sample {
                 buyer,
                 response,

@@ -35,6 +35,8 @@ responses! {
     NotStarted = "not_started",
     Ended = "ended",
     Paused = "paused",
+    /// The buyer's order has ended, and nobody may buy again.
+    BoughtBefore = "bought_before",
     NoSuchSale = "no_such_sale",
     /// 401. Every attempt of a history has a valid session, so this is an error.
     Unauthorized = "unauthorized",
@@ -52,6 +54,11 @@ responses! {
 }
 
 impl Response {
+    /// Whether the response confirms an order that the buyer did not have before.
+    pub const fn is_new_order(self) -> bool {
+        matches!(self, Self::Created | Self::Pending)
+    }
+
     /// Whether the response confirms an order, which the ledger must then have.
     pub const fn is_confirmation(self) -> bool {
         matches!(self, Self::Created | Self::Already | Self::Pending)
@@ -63,6 +70,8 @@ impl Response {
             Self::SoldOut | Self::NotStarted | Self::Ended | Self::Paused => true,
             // A draft is not shown to anyone.
             Self::NoSuchSale => false,
+            // The gate knows the order; the ledger refused.
+            Self::BoughtBefore => false,
             Self::Created | Self::Already | Self::Pending | Self::Cancelled => false,
             Self::Unauthorized | Self::TooManyRequests | Self::IllegalStep | Self::NoSuchOrder => false,
             Self::Unknown | Self::Wrong => false,
@@ -93,6 +102,7 @@ impl Response {
             Self::NotStarted,
             Self::Ended,
             Self::Paused,
+            Self::BoughtBefore,
             Self::NoSuchSale,
             Self::Unauthorized,
             Self::TooManyRequests,

@@ -1,6 +1,6 @@
 //! Load test with verification.
 //!
-//! - [`mod@bench`]: the phases of a benchmark; `storm`: its last one
+//! - [`mod@bench`]: the phases of a benchmark; `storm`: its last one; `drain`: how fast the queue is emptied
 //! - [`generator`]: the load generator; [`history`], [`recorder`]: the recorded requests and responses
 //! - [`system`]: the nodes, the administration routes and the ledger
 //! - [`check`]: the invariants
@@ -9,6 +9,7 @@
 
 pub mod bench;
 pub mod check;
+mod drain;
 pub mod generator;
 pub mod history;
 pub mod http;

@@ -75,6 +75,16 @@ impl Recorder {
         attempt
     }
 
+    /// Adds an attempt that was not made through this recorder.
+    pub fn add(&self, attempt: Attempt) {
+        self.attempts.lock().push(attempt);
+    }
+
+    /// Removes the attempts of which `keep` is not true. None may be under way.
+    pub fn retain(&self, keep: impl FnMut(&Attempt) -> bool) {
+        self.attempts.lock().retain(keep);
+    }
+
     /// Every attempt, including those that have not ended.
     pub fn all(&self) -> Vec<Attempt> {
         self.attempts.lock().clone()

@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use stampede_core::SaleId;
 
 use crate::check::Line;
 use crate::generator::Sample;
@@ -24,6 +25,10 @@ pub struct Report {
     /// Each kind of response to an attempt to buy, by phase.
     pub responses: Vec<ResponseLatency>,
     pub batch: Batch,
+    /// Null in a tier without a queue.
+    pub messages: Option<Messages>,
+    /// Null if it was not measured.
+    pub drain: Option<Drain>,
     /// Of the largest node; null if the nodes were not started by this process.
     pub peak_rss_bytes: Option<u64>,
     /// The fraction of processor time that other guests of the host used; null where it cannot be read.
@@ -32,7 +37,7 @@ pub struct Report {
     /// Requests per second in open loop; null in closed loop.
     pub rate: Option<f64>,
     pub checks: Vec<Line>,
-    pub violations: Vec<String>,
+    pub violations: Vec<Violation>,
     /// Why the figures do not show what the system can do; null if they do.
     pub distorted: Option<String>,
     #[serde(skip)]
@@ -68,6 +73,9 @@ pub struct Storm {
     pub sold: usize,
     /// Cancelled during the storm and sold again.
     pub returned: usize,
+    /// Orders confirmed before the nodes were killed, and orders for which the request was sent after that; null without a kill.
+    pub before_kill: Option<usize>,
+    pub after_kill: Option<usize>,
     pub oversold: usize,
     pub undersold: usize,
     pub duplicated: usize,
@@ -77,15 +85,65 @@ pub struct Storm {
 
 impl Storm {
     /// `all_tried`: no buyer was refused for another reason than the stock, so nothing may be left.
-    pub fn violations(&self, all_tried: bool) -> Vec<String> {
+    pub fn violations(&self, all_tried: bool) -> Vec<Violation> {
+        use ViolationKind::{Duplicated, Lost, Other, Oversold, Undersold};
         let all = [
-            ("oversold", self.oversold),
-            ("undersold", if all_tried { self.undersold } else { 0 }),
-            ("duplicated", self.duplicated),
-            ("lost", self.lost),
-            ("unexpected", self.unexpected),
+            (Oversold, "oversold", self.oversold),
+            (Undersold, "undersold", if all_tried { self.undersold } else { 0 }),
+            (Duplicated, "duplicated", self.duplicated),
+            (Lost, "lost", self.lost),
+            (Other, "unexpected", self.unexpected),
         ];
-        all.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("storm: {count} {name}")).collect()
+        let found = all.iter().filter(|(.., count)| *count > 0);
+        found.map(|(kind, name, count)| Violation::new(*kind, format!("storm: {count} {name}"))).collect()
+    }
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ViolationKind {
+    Oversold,
+    Undersold,
+    Duplicated,
+    Lost,
+    Other,
+}
+
+/// Something that must not happen. Serialized as its text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub struct Violation {
+    pub kind: ViolationKind,
+    pub text: String,
+}
+
+impl Violation {
+    pub const fn new(kind: ViolationKind, text: String) -> Self {
+        Self { kind, text }
+    }
+}
+
+impl From<Violation> for String {
+    fn from(violation: Violation) -> Self {
+        violation.text
+    }
+}
+
+impl From<&Line> for Violation {
+    fn from(line: &Line) -> Self {
+        let kind = match line.invariant {
+            2 => ViolationKind::Oversold,
+            3 => ViolationKind::Duplicated,
+            4 => ViolationKind::Lost,
+            _ => ViolationKind::Other,
+        };
+        Self::new(kind, line.to_string())
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
@@ -185,6 +243,48 @@ impl Batch {
     }
 }
 
+/// What the queue got while orders were measured, from all nodes. With Redis Streams a message is an entry of an outbox.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Messages {
+    pub messages: u64,
+    pub orders: u64,
+    /// Null without an order.
+    pub per_order: Option<f64>,
+}
+
+impl Messages {
+    /// From the counts of messages and orders before and after.
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    pub fn of(before: (u64, u64), after: (u64, u64)) -> Self {
+        let (messages, orders) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        Self { messages, orders, per_order: (orders > 0).then(|| messages as f64 / orders as f64) }
+    }
+}
+
+/// How fast one consumer has recorded the orders that waited in the queue, against raw inserts of the same rows.
+#[derive(Debug, Serialize)]
+pub struct Drain {
+    pub orders: usize,
+    pub per_s: f64,
+    /// Orders in a transaction of the consumer, on average. The raw inserts have as many.
+    pub batch: f64,
+    /// Null if it was not measured.
+    pub raw_per_s: Option<f64>,
+    pub vs_raw: Option<f64>,
+    #[serde(skip)]
+    pub sales: Vec<SaleId>,
+}
+
+impl Drain {
+    /// Adds the result of raw inserts.
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    pub fn compare(&mut self, rows: usize, elapsed: std::time::Duration) {
+        let raw_per_s = rows as f64 / elapsed.as_secs_f64().max(f64::EPSILON);
+        self.raw_per_s = Some(raw_per_s);
+        self.vs_raw = (rows > 0).then(|| self.per_s / raw_per_s);
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cpu = |cpu: Option<f64>| cpu.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
@@ -224,6 +324,18 @@ impl fmt::Display for Report {
             size(self.batch.p50),
             size(self.batch.max)
         )?;
+        if let Some(Messages { messages, orders, per_order: Some(per_order) }) = self.messages {
+            writeln!(f, "queue: {messages} messages for {orders} orders, {per_order:.3} per order")?;
+        }
+        if let Some(Drain { orders, per_s, batch, raw_per_s, vs_raw, .. }) = &self.drain {
+            write!(f, "drain: {orders} orders recorded, {per_s:.0} per second, {batch:.0} per transaction")?;
+            match (raw_per_s, vs_raw) {
+                (Some(raw), Some(ratio)) => {
+                    writeln!(f, "; raw inserts of the same rows: {raw:.0} per second; ratio {ratio:.2}")?;
+                }
+                _ => writeln!(f)?,
+            }
+        }
         let s = &self.storm;
         writeln!(
             f,
@@ -392,6 +504,21 @@ mod tests {
             |limited| distorted_by_limits(&[line(Response::SoldOut, 1000), line(Response::TooManyRequests, limited)]);
         assert_eq!((distorted_by_limits(&[]), why(0), why(1)), (None, None, None));
         assert!(why(2).is_some_and(|why| why.starts_with("2 of 1002 attempts") && why.contains("buy.per_user")));
+    }
+
+    #[test]
+    fn messages_are_the_difference_of_two_counts() {
+        let messages = Messages::of((10, 100), (14, 300));
+        assert_eq!(messages, Messages { messages: 4, orders: 200, per_order: Some(0.02) });
+        assert_eq!(Messages::of((1, 1), (1, 1)).per_order, None);
+    }
+
+    #[test]
+    fn drain_is_compared_with_the_rate_of_raw_inserts() {
+        let (sales, orders) = (Vec::new(), 600);
+        let mut drain = Drain { orders, per_s: 300.0, batch: 100.0, raw_per_s: None, vs_raw: None, sales };
+        drain.compare(600, std::time::Duration::from_secs(1));
+        assert_eq!((drain.raw_per_s, drain.vs_raw), (Some(600.0), Some(0.5)));
     }
 
     #[test]

@@ -3,13 +3,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use stampede_core::{OrderId, SaleId, UserId};
 
-use crate::bench::Bench;
+use crate::bench::{Bench, connect};
 use crate::check::Evidence;
 use crate::generator::{RunClock, Sample, Until};
 use crate::history::{Action, Attempt, Response};
@@ -23,12 +24,16 @@ const MAX_CANCELS: usize = 50;
 /// How often, and at what interval, buyers without an order try again for the remaining stock.
 const LAST_ROUNDS: u32 = 40;
 const LAST_ROUND_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the orders are counted of which one is the last before the kill.
+const KILL_POLL: Duration = Duration::from_millis(1);
 
 /// The result of a storm.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StormResult {
     pub(crate) sale: SaleId,
     returned: usize,
+    /// When the nodes were killed, by the run clock.
+    killed_us: Option<u64>,
 }
 
 pub(crate) async fn run(bench: &mut Bench<'_>) -> Result<StormResult, SystemError> {
@@ -37,22 +42,35 @@ pub(crate) async fn run(bench: &mut Bench<'_>) -> Result<StormResult, SystemErro
     let all_buyers = bench.all_buyers(options.tries);
     let plan = bench.buy(sale, all_buyers, Until::OnceAndFor(options.storm));
     let (mut kill_rng, mut cancel_rng) = (StdRng::from_rng(&mut bench.rng), StdRng::from_rng(&mut bench.rng));
+    let own_generator = match options.storm_connections {
+        Some(connections) => Some(connect(bench.system, connections, &bench.clock).await?),
+        None => None,
+    };
+    let generator = own_generator.as_ref().unwrap_or(&bench.generator);
     // The nodes are killed while the system is used, so both cannot be borrowed together.
     let mut nodes = std::mem::take(&mut bench.system.nodes);
+    let clock = bench.clock.clone();
+    let confirmed_before = clock.confirmed.load(Ordering::Relaxed);
     let killing = async {
-        if options.kill {
-            // A random moment while orders are being sold.
-            tokio::time::sleep(Duration::from_millis(kill_rng.random_range(5..60))).await;
-            nodes.iter_mut().try_for_each(Node::kill_and_restart)?;
+        if !options.kill || nodes.is_empty() {
+            return Ok::<_, SystemError>(None);
         }
-        Ok::<(), SystemError>(())
+        // A random order of the first quarter of the stock, so that others follow.
+        let last = confirmed_before + kill_rng.random_range(1..=(options.stock / 4).max(1)) as u64;
+        let deadline = Instant::now() + options.storm;
+        while clock.confirmed.load(Ordering::Relaxed) < last && Instant::now() < deadline {
+            tokio::time::sleep(KILL_POLL).await;
+        }
+        let killed_us = clock.us(Instant::now());
+        nodes.iter_mut().try_for_each(Node::kill_and_restart)?;
+        Ok(Some(killed_us))
     };
     let count = MAX_CANCELS.min(options.stock / 10);
     let cancels = Canceller { system: &*bench.system, buyers: &bench.buyers, clock: &bench.clock, sale };
     let cancelling = cancels.run(options.storm, count, &mut cancel_rng);
-    let (outcome, killed, cancelled) = tokio::join!(bench.generator.run(plan), killing, cancelling);
+    let (outcome, killed, cancelled) = tokio::join!(generator.run(plan), killing, cancelling);
     bench.system.nodes = nodes;
-    killed?;
+    let killed_us = killed?;
     bench.timeline.add("storm", &outcome.samples);
     bench.responses.extend(ResponseLatency::of("storm", &outcome.samples));
     let samples = bench.retry_unanswered(sale, &outcome.samples).await;
@@ -60,7 +78,7 @@ pub(crate) async fn run(bench: &mut Bench<'_>) -> Result<StormResult, SystemErro
     let returned = cancelled.iter().filter(|attempt| attempt.response == Response::Cancelled).count();
     bench.history.extend(cancelled);
     sell_remaining(bench, sale, &samples).await?;
-    Ok(StormResult { sale, returned })
+    Ok(StormResult { sale, returned, killed_us })
 }
 
 /// Sells the stock that was returned at the very end.
@@ -136,6 +154,12 @@ impl StormResult {
             .filter(|attempt| attempt.response.is_confirmation())
             .filter_map(|attempt| attempt.order)
             .collect();
+        // Orders that were confirmed before the kill, and those for which the request was sent after it.
+        let around_kill = self.killed_us.map(|killed_us| {
+            let new = || attempts().filter(|attempt| attempt.response.is_new_order());
+            let before = new().filter(|attempt| attempt.end_us <= killed_us).count();
+            (before, new().filter(|attempt| attempt.start_us > killed_us).count())
+        });
         let (stock, buyers) = (bench.options.stock, bench.options.buyers);
         Storm {
             buyers,
@@ -143,6 +167,8 @@ impl StormResult {
             tries: attempts().count(),
             sold: live.len(),
             returned: self.returned,
+            before_kill: around_kill.map(|(before, _)| before),
+            after_kill: around_kill.map(|(_, after)| after),
             oversold: live.len().saturating_sub(stock),
             undersold: stock.min(buyers).saturating_sub(live.len()),
             duplicated: live.len() - owners.len(),

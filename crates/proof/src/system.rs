@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use stampede_core::ports::{Ledger, OrderRow, SaleRecords};
 use stampede_core::{
-    Clock as _, Epoch, Money, Order, OrderId, Sale, SaleId, SalePhase, SaleStatus, SystemClock, Timestamp, UserId,
-    VoucherId, Window,
+    Clock as _, Epoch, Money, Order, OrderId, Payment, Sale, SaleId, SalePhase, SaleStatus, StepReason, SystemClock,
+    Timestamp, UserId, VoucherId, Window,
 };
 
 use crate::check::{self, Backlog, Evidence, GateView, Line, NodeGate, Polling, Rules};
@@ -54,7 +54,7 @@ pub struct Node {
 /// A process that records orders, to be started when everything is measured, so that it takes no part in that.
 pub struct LateConsumer {
     command: BuildCommand,
-    started: Option<Process>,
+    started: Option<(Process, SocketAddr)>,
 }
 
 impl LateConsumer {
@@ -63,7 +63,7 @@ impl LateConsumer {
     }
 
     fn start(&mut self) -> Result<()> {
-        self.started = Some(start((self.command)(None))?.0);
+        self.started = Some(start((self.command)(None))?);
         Ok(())
     }
 }
@@ -88,8 +88,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 fn start(command: Command) -> Result<(Process, SocketAddr)> {
     let mut process = Process::start(command).map_err(SystemError::Start)?;
     let address = process.wait_for(START_TIMEOUT, |line| {
-        let (_, address) = line.trim().strip_prefix("open")?.split_once("://")?;
-        address.strip_suffix('/')?.parse().ok()
+        let line = line.trim();
+        let (_, address) = line.strip_prefix("open").or_else(|| line.strip_prefix("health"))?.split_once("://")?;
+        address.split('/').next()?.parse().ok()
     });
     Ok((process, address.map_err(SystemError::Start)?))
 }
@@ -261,7 +262,15 @@ impl System {
         let body = match self.call_at(node, &path, None).await {
             Ok(reply) => reply.json(),
             Err(SystemError::Refused { status: 404, .. }) => {
-                return Ok(NodeGate { node: node.to_string(), view: None, waiting: 0, outbox: None, queue: None });
+                let (outbox, queue, is_queue_unreadable) = (None, None, false);
+                return Ok(NodeGate {
+                    node: node.to_string(),
+                    view: None,
+                    waiting: 0,
+                    outbox,
+                    queue,
+                    is_queue_unreadable,
+                });
             }
             Err(error) => return Err(error),
         };
@@ -271,7 +280,8 @@ impl System {
         let view = Some(GateView { cap, marks, digest, owners: None });
         let waiting = number(&body, "waiting", &path)?;
         let (outbox, queue) = (field(&body, "outbox", &path)?.as_u64(), field(&body, "queue", &path)?.as_u64());
-        Ok(NodeGate { node: node.to_string(), view, waiting, outbox, queue })
+        let is_queue_unreadable = field(&body, "queue_error", &path)?.is_string();
+        Ok(NodeGate { node: node.to_string(), view, waiting, outbox, queue, is_queue_unreadable })
     }
 
     /// Reads the marks of a gate. Each page is consistent, the pages together are not.
@@ -336,21 +346,27 @@ impl System {
                 }
             }
         }
+        let queue = gates.iter().filter_map(|gate| gate.queue).max();
         let backlog = Backlog {
             outbox: gates.iter().filter_map(|gate| gate.outbox).max(),
-            queue: gates.iter().filter_map(|gate| gate.queue).max(),
+            queue,
+            is_queue_unreadable: queue.is_none() && gates.iter().any(|gate| gate.is_queue_unreadable),
         };
         Ok(Evidence { ledger, from_database: self.ledger.is_some(), gates, backlog })
     }
 
-    /// Reads the evidence of several sales.
-    pub async fn evidence_of(&self, sales: &[SaleId]) -> Result<Vec<Evidence>> {
+    /// Reads the evidence of several sales, and the payments of no sale.
+    async fn records_of(&self, sales: &[SaleId]) -> Result<(Vec<Evidence>, Vec<Payment>)> {
         let mut all = Vec::with_capacity(sales.len());
         let quarantine = self.quarantine().await?;
         for &sale in sales {
             all.push(self.evidence_with(sale, &quarantine).await?);
         }
-        Ok(all)
+        let stray = match &self.ledger {
+            Some(ledger) => ledger.stray_payments().await?,
+            None => Vec::new(),
+        };
+        Ok((all, stray))
     }
 
     /// Checks the invariants of these sales. A running system is polled, and only findings that persist count; a stopped one is read once.
@@ -362,13 +378,13 @@ impl System {
         history: Option<&[Attempt]>,
     ) -> Result<(Vec<Evidence>, Vec<Line>)> {
         if self.admins.is_empty() {
-            let evidence = self.evidence_of(sales).await?;
-            let lines = check::check(&evidence, history, rules);
+            let (evidence, stray) = self.records_of(sales).await?;
+            let lines = check::check(&evidence, &stray, history, rules);
             return Ok((evidence, lines));
         }
         let deadline = Instant::now() + polling.duration;
         let gather = async || loop {
-            match self.evidence_of(sales).await {
+            match self.records_of(sales).await {
                 // For a moment a node cannot tell: its gate is being rebuilt, or a server does not answer.
                 Err(SystemError::Refused { status: 503, .. }) if Instant::now() < deadline => {
                     tokio::time::sleep(polling.interval).await;
@@ -425,9 +441,13 @@ impl System {
             phase: SalePhase::Open,
             version: number(&sale, "ver", &path)?,
             released: 0,
+            payment_deadline_ms: 0,
+            buy_again: true,
         };
         let quarantine = quarantine.iter().filter(|(sale, _)| *sale == id).map(|(_, order)| *order).collect();
-        Ok(SaleRecords { sale, orders, quarantine, pending_releases: Vec::new(), stock_changes: Vec::new() })
+        let (events, payments) = (Vec::new(), Vec::new());
+        let (pending_releases, stock_changes, edits) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(SaleRecords { sale, orders, events, payments, quarantine, pending_releases, stock_changes, edits })
     }
 
     /// The ids of all sales, newest first.
@@ -450,10 +470,61 @@ impl System {
         }
     }
 
+    async fn metrics(&self, node: SocketAddr) -> Result<String> {
+        let reply = self.call_at(node, "/metrics", None).await?;
+        Ok(String::from_utf8_lossy(&reply.body).into_owned())
+    }
+
+    /// The messages that the queue got from all nodes so far, and the orders in them. With Redis Streams a message is an entry of an
+    /// outbox; with RabbitMQ attempts that were not confirmed count as well.
+    pub(crate) async fn messages(&self) -> Result<(u64, u64)> {
+        let (mut messages, mut orders) = (0, 0);
+        for &node in &self.admins {
+            let text = self.metrics(node).await?;
+            let published = ["stampede_queue_published_total", "stampede_queue_unconfirmed_total"];
+            messages += match published.map(|name| counter(&text, name)) {
+                [Some(confirmed), Some(unconfirmed)] => confirmed + unconfirmed,
+                _ => counter(&text, "stampede_outbox_entries_total").unwrap_or(0),
+            };
+            orders += counter(&text, "stampede_outbox_orders_total").unwrap_or(0);
+        }
+        Ok((messages, orders))
+    }
+
+    /// Orders of these sales that the ledger has, and that count against their stock.
+    pub(crate) async fn recorded(&self, sales: &[SaleId]) -> Result<usize> {
+        let Some(ledger) = &self.ledger else { return Err(unexpected("a system whose ledger cannot be read")) };
+        let all = ledger.sales(None).await?;
+        Ok(all.iter().filter(|sale| sales.contains(&sale.id)).map(|sale| sale.sold as usize).sum())
+    }
+
+    /// Orders of these sales that hold a mark in the gate.
+    pub(crate) async fn marks_of(&self, sales: &[SaleId]) -> Result<usize> {
+        let admin = self.admins.first().copied().ok_or(SystemError::NoNode)?;
+        let mut marks = 0;
+        for &sale in sales {
+            marks += self.gate(admin, sale).await?.view.ok_or(SystemError::NoSale(sale))?.marks as usize;
+        }
+        Ok(marks)
+    }
+
+    /// The average number of orders in the transactions of the late consumer.
+    pub(crate) async fn late_batch(&self) -> Result<f64> {
+        let started = self.late_consumer.as_ref().and_then(|consumer| consumer.started.as_ref());
+        let (_, address) = started.ok_or(SystemError::NoNode)?;
+        let text = self.metrics(*address).await?;
+        let of = |part: &str| counter(&text, &format!("stampede_commit_batch_size_{part}"));
+        match (of("sum"), of("count")) {
+            #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+            (Some(sum), Some(count)) if count > 0 => Ok(sum as f64 / count as f64),
+            _ => Err(unexpected("the metrics of a consumer")),
+        }
+    }
+
     /// The histogram of batch sizes: cumulative counts by upper bound.
     pub async fn batches(&self) -> Result<Vec<(f64, u64)>> {
-        let reply = self.call("/metrics", None).await?;
-        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        let admin = self.admins.first().copied().ok_or(SystemError::NoNode)?;
+        let text = self.metrics(admin).await?;
         let bucket = |line: &str| {
             let (bound, count) = line.strip_prefix("stampede_commit_batch_size_bucket{le=\"")?.split_once("\"} ")?;
             Some((bound.replace("+Inf", "inf").parse().ok()?, count.parse().ok()?))
@@ -478,6 +549,11 @@ impl System {
     }
 }
 
+/// A counter of `/metrics` without labels.
+fn counter(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
 fn read_row(row: &Value, sale: SaleId, what: &str) -> Result<OrderRow> {
     let order = Order {
         id: text(row, "id", what)?,
@@ -487,7 +563,11 @@ fn read_row(row: &Value, sale: SaleId, what: &str) -> Result<OrderRow> {
         price: Money::from_cents(number(row, "price_cents", what)?).ok_or_else(|| unexpected(what))?,
         created_at: parsed::<Timestamp>(row, "created_at", what)?,
         updated_at: parsed::<Timestamp>(row, "updated_at", what)?,
+        pay_by: None,
     };
     let live = field(row, "live", what)?.as_bool().ok_or_else(|| unexpected(what))?;
-    Ok(OrderRow { order, live, epoch: Epoch(number(row, "epoch", what)?), seq: number(row, "seq", what)? })
+    let reason = row.get("reason").filter(|reason| !reason.is_null());
+    let reason = reason.map(|_| parsed::<StepReason>(row, "reason", what)).transpose()?;
+    let (epoch, seq) = (Epoch(number(row, "epoch", what)?), number(row, "seq", what)?);
+    Ok(OrderRow { order, live, reason, epoch, seq })
 }

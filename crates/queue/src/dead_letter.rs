@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub struct DeadLetter {
     /// Names it.
     pub id: DeadLetterId,
-    /// Why it could not be read.
+    /// Why it is a dead letter.
     pub reason: String,
     /// What was delivered.
     pub bytes: Vec<u8>,

@@ -1,5 +1,25 @@
 //! Errors, classified by whether the message may be in the queue.
 
+/// Why no message can be published. The texts name neither hosts nor users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum UnreadyReason {
+    /// There is no connection.
+    #[error("it cannot be reached")]
+    Unreachable,
+    /// It does not accept the user, or does not allow what is needed.
+    #[error("it refuses access")]
+    Refused,
+    /// Its memory or disk is full.
+    #[error("it has blocked publishers, because its memory or disk is full")]
+    Blocked,
+    /// It has returned a message, and what is missing is not declared again yet.
+    #[error("it returns messages, because a queue or a binding is missing")]
+    Returning,
+    /// An operator has to change the settings, or to delete what is there.
+    #[error("a queue or an exchange exists and was declared otherwise")]
+    DeclaredOtherwise,
+}
+
 /// Why a call of a queue failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {

@@ -2,7 +2,7 @@
 //!
 //! - [`OrderQueue`], [`Consumer`]: the interface, and the rules that every queue keeps
 //! - [`DeadLetter`]: a message that could not be read, as operators see it
-//! - [`QueueError`]: why a call failed, and whether the message may be in the queue all the same
+//! - [`QueueError`]: why a call failed, and whether the message may be in the queue all the same; [`UnreadyReason`]: why none is published
 //! - [`message`]: the format of a message
 //! - [`rabbitmq`]: the queue on RabbitMQ
 //!
@@ -34,7 +34,7 @@ use stampede_core::ports::Admitted;
 use stampede_core::{Epoch, SaleId};
 
 pub use dead_letter::{DeadLetter, DeadLetterId, InvalidDeadLetterId};
-pub use error::QueueError;
+pub use error::{QueueError, UnreadyReason};
 pub use message::DecodeError;
 
 /// Orders of one sale that the gate admitted together.
@@ -48,12 +48,19 @@ pub struct Batch {
     pub orders: Vec<Admitted>,
 }
 
-/// A message without orders. A rebuild sends one through each partition: where it has arrived, every message that was confirmed before is
-/// recorded.
+/// A message without orders. It is sent through each partition: where it has arrived, every message that was confirmed before is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Marker {
-    /// The incarnation of the gate that the rebuild creates.
-    pub incarnation: u64,
+pub enum Marker {
+    /// From a rebuild of the gate.
+    Rebuild {
+        /// The incarnation of the gate that the rebuild creates.
+        incarnation: u64,
+    },
+    /// From a comparison of gate and ledger, which has found orders that may be on their way.
+    Reconcile {
+        /// Names the comparison.
+        id: u64,
+    },
 }
 
 /// The content of a delivery.
@@ -102,7 +109,7 @@ pub struct Depth {
 #[async_trait]
 pub trait OrderQueue: Send + Sync + fmt::Debug {
     /// Publishes a batch to the partition of its sale. Returns when the broker has confirmed that the message is stored. A message that the
-    /// broker returned, because it belongs to no queue, is not confirmed.
+    /// broker returned, because it belongs to no queue, is not confirmed; what is missing is then declared again.
     async fn publish(&self, batch: &Batch) -> Result<(), QueueError>;
 
     /// Publishes a marker to each partition. After an error it may be in some of them; it can be published again.
@@ -129,8 +136,13 @@ pub trait OrderQueue: Send + Sync + fmt::Debug {
     /// Into how many partitions the queue is divided.
     fn partitions(&self) -> u16;
 
+    /// Why no message can be published now; `None` if one can.
+    fn unready_reason(&self) -> Option<UnreadyReason>;
+
     /// Whether a message can be published now.
-    fn is_ready(&self) -> bool;
+    fn is_ready(&self) -> bool {
+        self.unready_reason().is_none()
+    }
 
     /// Waits for the confirms of messages under way, then disconnects. Later calls fail with [`QueueError::NotSent`].
     async fn close(&self);

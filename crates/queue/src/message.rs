@@ -1,13 +1,13 @@
 //! The format of a message. All numbers are big-endian.
 //!
-//! | bytes | batch | marker |
-//! |---|---|---|
-//! | 1 | version, 1 | version, 1 |
-//! | 1 | kind, 1 | kind, 2 |
-//! | 8 | sale | incarnation |
-//! | 8 | epoch | |
-//! | 4 | number of orders, 1 to [`MAX_ORDERS`] | |
-//! | 32 for each order | order, user, seq, at (milliseconds since 1970): 8 bytes each | |
+//! | bytes | batch | marker of a rebuild | marker of a comparison |
+//! |---|---|---|---|
+//! | 1 | version, 1 | version, 1 | version, 1 |
+//! | 1 | kind, 1 | kind, 2 | kind, 3 |
+//! | 8 | sale | incarnation | id |
+//! | 8 | epoch | | |
+//! | 4 | number of orders, 1 to [`MAX_ORDERS`] | | |
+//! | 32 for each order | order, user, seq, at (milliseconds since 1970): 8 bytes each | | |
 //!
 //! Nothing may follow. A change of the format gets a new version. Consumers must understand it before publishers use it.
 
@@ -22,7 +22,8 @@ pub const MAX_ORDERS: usize = 16_384;
 
 const VERSION: u8 = 1;
 const BATCH: u8 = 1;
-const MARKER: u8 = 2;
+const REBUILD: u8 = 2;
+const RECONCILE: u8 = 3;
 const BATCH_HEAD: usize = 1 + 1 + 8 + 8 + 4;
 const ORDER: usize = 4 * 8;
 
@@ -44,6 +45,9 @@ pub enum DecodeError {
     /// Not a positive number.
     #[error("an id is not a positive number")]
     Id,
+    /// Beyond the numbers that the ledger has for incarnations.
+    #[error("an incarnation is out of range")]
+    Incarnation,
 }
 
 /// # Errors
@@ -69,8 +73,12 @@ pub fn encode_batch(batch: &Batch) -> Result<Vec<u8>, QueueError> {
 
 /// The bytes of a marker.
 pub fn encode_marker(marker: Marker) -> Vec<u8> {
-    let mut bytes = vec![VERSION, MARKER];
-    bytes.extend(marker.incarnation.to_be_bytes());
+    let (kind, number) = match marker {
+        Marker::Rebuild { incarnation } => (REBUILD, incarnation),
+        Marker::Reconcile { id } => (RECONCILE, id),
+    };
+    let mut bytes = vec![VERSION, kind];
+    bytes.extend(number.to_be_bytes());
     bytes
 }
 
@@ -90,7 +98,11 @@ fn try_decode(bytes: &[u8]) -> Result<Payload, DecodeError> {
     }
     let payload = match take::<1>(&mut rest)?[0] {
         BATCH => Payload::Batch(decode_batch(&mut rest)?),
-        MARKER => Payload::Marker(Marker { incarnation: u64::from_be_bytes(take(&mut rest)?) }),
+        REBUILD => {
+            let incarnation = u64::try_from(number(&mut rest)?).map_err(|_| DecodeError::Incarnation)?;
+            Payload::Marker(Marker::Rebuild { incarnation })
+        }
+        RECONCILE => Payload::Marker(Marker::Reconcile { id: u64::from_be_bytes(take(&mut rest)?) }),
         kind => return Err(DecodeError::Kind(kind)),
     };
     if rest.is_empty() { Ok(payload) } else { Err(DecodeError::Length) }
@@ -161,9 +173,10 @@ mod tests {
         }
 
         #[test]
-        fn marker_is_decoded_as_it_was_encoded(incarnation: u64) {
-            let marker = Marker { incarnation };
-            prop_assert_eq!(decode(encode_marker(marker)), Payload::Marker(marker));
+        fn marker_is_decoded_as_it_was_encoded(number: u64) {
+            for marker in [Marker::Rebuild { incarnation: number >> 1 }, Marker::Reconcile { id: number }] {
+                prop_assert_eq!(decode(encode_marker(marker)), Payload::Marker(marker));
+            }
         }
 
         #[test]
@@ -175,7 +188,7 @@ mod tests {
 
         /// Bytes that begin like a message reach the checks behind the head.
         #[test]
-        fn random_content_does_not_panic(kind in 1..=2_u8, bytes in vec(any::<u8>(), 0..200)) {
+        fn random_content_does_not_panic(kind in 1..=3_u8, bytes in vec(any::<u8>(), 0..200)) {
             decode([&[VERSION, kind], &bytes[..]].concat());
         }
 
@@ -213,7 +226,19 @@ mod tests {
         ]
         .concat();
         assert_eq!(encode_batch(&batch).unwrap(), expected);
-        assert_eq!(encode_marker(Marker { incarnation: 7 }), [1, 2, 0, 0, 0, 0, 0, 0, 0, 7]);
+        assert_eq!(encode_marker(Marker::Rebuild { incarnation: 7 }), [1, 2, 0, 0, 0, 0, 0, 0, 0, 7]);
+        assert_eq!(encode_marker(Marker::Reconcile { id: 7 }), [1, 3, 0, 0, 0, 0, 0, 0, 0, 7]);
+    }
+
+    #[test]
+    fn incarnations_beyond_those_of_the_ledger_are_refused() {
+        let largest = u64::MAX >> 1;
+        let marker = |incarnation| Marker::Rebuild { incarnation };
+        assert_eq!(decode(encode_marker(marker(largest))), Payload::Marker(marker(largest)));
+        for incarnation in [largest + 1, u64::MAX] {
+            let decoded = decode(encode_marker(marker(incarnation)));
+            assert!(matches!(decoded, Payload::Undecodable { error: DecodeError::Incarnation, .. }), "{decoded:?}");
+        }
     }
 
     #[test]

@@ -4,17 +4,21 @@
 //!
 //! - [`flags`]: the settings that have a flag
 //! - [`tier`]: `tier` and `ids`, `[shield]`, `[reconcile]`, and what a tier consists of; [`redis`], [`queue`], [`rabbitmq`]: its servers
-//! - [`http`], [`admin`]: connections and administrators; [`buy`], [`login`], [`limits`]: buyers; [`cache`]: reads
+//! - [`http`], [`admin`]: connections and administrators; [`buy`], [`orders`], [`payments`], [`login`], [`limits`]: buyers; [`cache`]: reads;
+//!   [`events`]: the steps of orders for a receiver of the operator
 //! - [`operation`]: `[alerts]` and `[log]`
 
 mod admin;
 mod buy;
 mod cache;
+mod events;
 mod flags;
 mod http;
 mod limits;
 mod login;
 mod operation;
+mod orders;
+mod payments;
 mod queue;
 mod rabbitmq;
 mod redis;
@@ -28,7 +32,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, anyhow, bail};
 use config::{Config, ConfigError, Environment, File, FileFormat};
 use serde::Deserialize;
-use stampede_engine::{AlertConfig, Config as EngineConfig, IdConfig, SessionKeys, TierConfig};
+use stampede_engine::{AlertConfig, Config as EngineConfig, IdConfig, PaymentConfig, SessionKeys, TierConfig};
 use stampede_ledger::Database;
 use stampede_tls::TlsFiles;
 
@@ -60,6 +64,9 @@ pub struct Settings {
     pub admin: admin::Admin,
     pub http: http::Http,
     pub buy: buy::Buy,
+    orders: orders::Orders,
+    pub payments: payments::Payments,
+    pub events: events::Events,
     pub login: Login,
     pub limits: limits::Limits,
     cache: cache::Cache,
@@ -127,6 +134,9 @@ impl Settings {
         self.admin.check()?;
         self.http.check()?;
         self.buy.check()?;
+        self.orders.check()?;
+        self.payments.check()?;
+        self.events.check()?;
         self.login.check()?;
         self.limits.check()?;
         self.cache.check()?;
@@ -155,15 +165,20 @@ impl Settings {
         ids: IdConfig,
         session_keys: Option<SessionKeys>,
         alerts: AlertConfig,
+        payments: PaymentConfig,
         demo: bool,
-    ) -> EngineConfig {
-        EngineConfig {
+    ) -> anyhow::Result<EngineConfig> {
+        Ok(EngineConfig {
             answer_timeout: self.buy.answer_timeout(),
+            payment_deadline_ms: self.orders.payment_deadline_ms,
+            buy_again: self.orders.buy_again,
+            payments,
+            events: self.events.config()?,
             tier,
             ids,
             cache: self.cache.config(),
             alerts,
             auth: self.login.auth(session_keys, self.limits.memory, demo),
-        }
+        })
     }
 }

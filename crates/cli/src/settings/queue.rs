@@ -51,6 +51,7 @@ pub struct Queue {
     pub(super) consume: bool,
     pub(super) allow_without_aof: bool,
     max_batches: u32,
+    pub(super) abandon: bool,
 }
 
 impl Queue {

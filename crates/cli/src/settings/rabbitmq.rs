@@ -11,6 +11,10 @@ use stampede_tls::{Tls, TlsFiles};
 use super::{at_least_one, tls_files};
 use crate::redact::SecretUrl;
 
+/// How long the broker may take to confirm what no buyer waits for: orders that were left in an outbox, markers and dead letters. If they
+/// were given up earlier, a broker that is slower than that would get them again and again.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum QueueTypeSetting {
@@ -29,6 +33,7 @@ pub struct RabbitMq {
     queue_type: QueueTypeSetting,
     mandatory: bool,
     prefetch: u16,
+    max_parked: u32,
     max_in_flight: usize,
     connect_timeout_ms: u64,
     heartbeat_ms: u64,
@@ -50,8 +55,8 @@ impl RabbitMq {
         ])
     }
 
-    /// Nothing is sent.
-    pub(super) fn config(&self, confirm_timeout: Duration) -> anyhow::Result<RabbitMqConfig> {
+    /// Nothing is sent. A buyer waits for at most `accept_within`.
+    pub(super) fn config(&self, accept_within: Duration) -> anyhow::Result<RabbitMqConfig> {
         if self.url.expose().is_empty() {
             bail!("queue.kind = \"rabbitmq\" needs a broker: set --amqp, such as amqp://127.0.0.1:5672");
         }
@@ -67,11 +72,11 @@ impl RabbitMq {
             mandatory: self.mandatory,
             max_in_flight: self.max_in_flight,
             connect_timeout: Duration::from_millis(self.connect_timeout_ms),
-            confirm_timeout,
+            confirm_timeout: CONFIRM_TIMEOUT.max(accept_within),
             heartbeat: Duration::from_millis(self.heartbeat_ms),
             ..Config::new(address, "")
         };
-        Ok(RabbitMqConfig { broker, prefetch: self.prefetch })
+        Ok(RabbitMqConfig { broker, prefetch: self.prefetch, max_parked: self.max_parked })
     }
 
     /// Reads the certificates; `None` without TLS.

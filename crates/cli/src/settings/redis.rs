@@ -21,6 +21,7 @@ pub struct Redis {
     pub(super) assume_noeviction: bool,
     connect_timeout_ms: u64,
     response_timeout_ms: u64,
+    failover_window_ms: u64,
 }
 
 impl Redis {
@@ -47,6 +48,11 @@ impl Redis {
     /// For connecting, and for a response.
     pub(super) const fn timeouts(&self) -> (Duration, Duration) {
         (Duration::from_millis(self.connect_timeout_ms), Duration::from_millis(self.response_timeout_ms))
+    }
+
+    /// How long an old master may accept orders after a fail-over.
+    pub(super) const fn failover_window(&self) -> Duration {
+        Duration::from_millis(self.failover_window_ms)
     }
 
     /// A client of Redis. Nothing is sent.

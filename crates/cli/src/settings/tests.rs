@@ -13,6 +13,8 @@ fn defaults_are_complete() {
         Settings::load(&Flags { config: None, database: None, data_dir: None }, &ServeFlags::default()).unwrap();
     assert_eq!(settings.database().unwrap().to_string(), "sqlite:data/stampede.db");
     assert_eq!(settings.admin_listen().unwrap(), None);
+    // How long buyers may be refused wrongly at most.
+    assert!(settings.shield.config().expiry <= std::time::Duration::from_secs(1));
 }
 
 #[test]
@@ -51,6 +53,9 @@ fn invalid_setting_is_named() {
         ("[cache]\nmax_entries = 0\n", "cache.max_entries"),
         ("[reconcile]\ninterval_ms = 0\n", "reconcile.interval_ms"),
         ("[alerts]\nrepeat_after_ms = 0\n", "alerts.repeat_after_ms"),
+        ("[payments]\nlate = \"sometimes\"\n", "sometimes"),
+        ("[events]\nretry_pause_ms = 0\n", "events.retry_pause_ms"),
+        ("[events]\nwebhook_url = \"ftp://x\"\n", "events.webhook_url"),
     ] {
         let (_file, flags) = file(text);
         let error = format!("{:#}", Settings::load(&flags, &ServeFlags::default()).unwrap_err());

@@ -62,7 +62,7 @@ impl Shield {
         at_least_one(&[("shield.expiry_ms", self.expiry_ms), ("shield.max_buyers", self.max_buyers.into())])
     }
 
-    const fn config(&self) -> ShieldConfig {
+    pub(super) const fn config(&self) -> ShieldConfig {
         ShieldConfig { expiry: Duration::from_millis(self.expiry_ms), max_buyers: self.max_buyers }
     }
 }
@@ -102,6 +102,7 @@ impl Settings {
                 queue_per_sale: self.buy.queue_per_sale,
                 queue_total: self.buy.queue_total,
                 quarantine_after: self.buy.quarantine_after(),
+                abandon_queue: self.queue.abandon,
             })),
             Tier::Shared | Tier::Queued | Tier::Shielded if is_embedded => bail!(
                 "the tier {} has several nodes, and SQLite belongs to one process: set --database to mysql://… or postgres://…",
@@ -131,6 +132,7 @@ impl Settings {
             servers: self.redis.servers()?,
             connect_timeout,
             response_timeout,
+            failover_window: self.redis.failover_window(),
             assume_noeviction: self.redis.assume_noeviction,
             max_batch: self.buy.max_batch,
             queue_per_sale: self.buy.queue_per_sale,
@@ -146,11 +148,7 @@ impl Settings {
                 let allow_without_aof = self.queue.allow_without_aof;
                 Ok(Transport::RedisStream(StreamConfig { redis: self.redis.client()?, allow_without_aof }))
             }
-            QueueKind::RabbitMq => {
-                // A later confirm is of no use.
-                let confirm_timeout = self.queue.accept_within();
-                Ok(Transport::RabbitMq(Box::new(self.rabbitmq.config(confirm_timeout)?)))
-            }
+            QueueKind::RabbitMq => Ok(Transport::RabbitMq(Box::new(self.rabbitmq.config(self.queue.accept_within())?))),
         }
     }
 

@@ -43,6 +43,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
     }
     let top_up = json!({ "add": 1, "request_id": "r" });
     let reduce = json!({ "remove": 1, "request_id": "r" });
+    let window = json!({ "end": "2100-01-01T00:00:00Z", "request_id": "r" });
     let shop_body = json!({ "type_id": "1", "name": "S" });
     let changes = [
         ("shops".to_owned(), &shop_body),
@@ -51,6 +52,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
         (format!("sales/{sale}/end"), &Value::Null),
         (format!("sales/{sale}/top-ups"), &top_up),
         (format!("sales/{sale}/reduce"), &reduce),
+        (format!("sales/{sale}/window"), &window),
     ];
     for (path, body) in &changes {
         let reply = client.post(&format!("/admin/v1/{path}"), VIEWER, body).await.unwrap();
@@ -62,7 +64,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
     for (path, body) in &changes[1..] {
         client.post(&format!("/admin/v1/{path}"), SECOND, body).await.unwrap();
     }
-    let log = client.get("/admin/v1/audit?limit=5", VIEWER).await.unwrap().json();
+    let log = client.get("/admin/v1/audit?limit=6", VIEWER).await.unwrap().json();
     let line = |action: &Value| {
         let text = |member: &str| action[member].as_str().unwrap().to_owned();
         format!("{} {} {}: {}", text("actor"), text("action"), text("target"), text("outcome"))
@@ -71,6 +73,7 @@ async fn viewer_cannot_change_anything_and_changes_are_audited() {
     assert_eq!(
         lines,
         [
+            format!("omar edit_window sale {sale}: illegal_step"),
             format!("omar reduce sale {sale}: illegal_step"),
             format!("omar top_up sale {sale}: illegal_step"),
             format!("omar end sale {sale}: done"),

@@ -1,4 +1,4 @@
-//! Nodes of the tier `shared` with everything around them that can fail: each reaches Redis and the database through proxies of its own,
+//! Nodes of the tier `shared`, or of another one with Redis, with everything around them that can fail: each reaches Redis and the database through proxies of its own,
 //! and has a clock that a test can set. Buyers buy and cancel on all nodes while a fault happens.
 
 use std::net::SocketAddr;
@@ -112,7 +112,8 @@ impl Cluster {
     pub fn node(&self, n: usize) -> Command {
         let mut command = command(&self.nodes.storages[n]);
         command
-            .args(["--tier", "shared", "--redis", &redis::url(self.to_redis[n].address().port())])
+            .args(["--redis", &redis::url(self.to_redis[n].address().port())])
+            .env("STAMPEDE__TIER", "shared")
             .env("STAMPEDE_CLOCK_FILE", self.clock_file(n))
             .env("STAMPEDE__BUY__ANSWER_TIMEOUT_MS", "1000")
             // Sessions must not expire when the clock jumps.

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, Executor as _, SqliteConnection};
-use stampede_testkit::{Client, count};
-use tokio::task::JoinHandle;
+use stampede_testkit::proxy::Fault;
+use stampede_testkit::{Client, Proxy, count};
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::attack::honest;
-use crate::shop::{Shop, Storage, default_settings, temporary_storage};
+use crate::shop::{Kind, Shop, Storage, command, default_settings, temporary_storage};
 
 /// 127.0.0.2 tries to buy without a token; returns the number of 401 and of 429 responses.
 async fn buys(shop: &Shop, client: &mut Client, path: &str, tries: usize) -> (usize, usize) {
@@ -50,7 +51,7 @@ async fn requests_beyond_limiter_memory_are_counted() {
     let settings = storage.path().join("settings.toml");
     std::fs::write(&settings, "[limits]\nmemory = 1\n[http]\ntrusted_proxies = [\"127.0.0.1\"]\n").unwrap();
     let mut command = default_settings(&storage);
-    command.arg("--config").arg(settings);
+    command.arg("--config").arg(settings).env("STAMPEDE__LOGIN__SENDER", "console");
     let shop = Shop::run(command);
     let mut proxy = shop.client().await;
     for n in 0..100 {
@@ -61,6 +62,15 @@ async fn requests_beyond_limiter_memory_are_counted() {
     let name = "stampede_limit_let_through_total{limit=\"reads_per_address\"}";
     assert!(shop.metric(name).await >= 60.0);
     assert_eq!(shop.metric("stampede_limit_let_through_total{limit=\"buy_per_user\"}").await, 0.0);
+    // Each code is for another phone.
+    for n in 0..40 {
+        let body = serde_json::json!({ "phone": format!("138{n:08}") });
+        assert_eq!(proxy.post("/v1/login/codes", "", &body).await.unwrap().status, 200);
+    }
+    let of_codes =
+        async |limit: &str| shop.metric(&format!("stampede_limit_let_through_total{{limit=\"{limit}\"}}")).await;
+    assert!(of_codes("codes_per_phone").await > 0.0);
+    assert_eq!(of_codes("codes_per_shop").await, 0.0);
 }
 
 const SHOPS: u32 = 100_000;
@@ -158,6 +168,44 @@ async fn searches_of_one_address_do_not_slow_down_honest_reads() {
         client = honest(shop.address).await;
     }
     panic!("honest p99 without and with searches: {seen:?}");
+}
+
+/// As many searches run as the settings allow. Others wait for a second, and then get `busy`, so that they never reach the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn searches_at_once_are_limited() {
+    const AT_ONCE: usize = 3;
+    const MORE: usize = 4;
+    let server = Kind::Postgres.server().unwrap();
+    let database = Proxy::start(server.address()).await.unwrap();
+    let storage = Storage::with(Some(Kind::Postgres.create_database(server, database.address().port())));
+    let mut command = command(&storage);
+    command.env("STAMPEDE__LIMITS__SEARCHES_AT_ONCE", AT_ONCE.to_string()).env("STAMPEDE__LOG__LEVEL", "off");
+    let shop = Shop::run(command);
+    let mut searches = JoinSet::new();
+    let search = |searches: &mut JoinSet<(u16, String, Duration)>| {
+        let address = shop.address;
+        searches.spawn(async move {
+            let mut client = Client::connect(address).await.unwrap();
+            let started = Instant::now();
+            let reply = client.get("/v1/shops?name=tea", "").await.unwrap();
+            (reply.status.as_u16(), reply.text("code"), started.elapsed())
+        });
+    };
+    // The database does not answer, so a search that runs stays.
+    database.set(Fault::Hang);
+    (0..AT_ONCE + MORE).for_each(|_| search(&mut searches));
+    for _ in 0..MORE {
+        let (status, code, waited) = searches.join_next().await.unwrap().unwrap();
+        assert_eq!((status, code.as_str()), (503, "busy"));
+        assert!(waited >= Duration::from_millis(900), "{waited:?}");
+    }
+    assert_eq!(searches.len(), AT_ONCE, "these run");
+    // One more waits, and runs when the others are done.
+    search(&mut searches);
+    database.set(Fault::None);
+    while let Some(done) = searches.join_next().await {
+        assert_eq!(done.unwrap().0, 200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

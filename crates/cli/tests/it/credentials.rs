@@ -110,6 +110,8 @@ async fn guesses_of_admin_tokens_are_limited_per_address_and_logged() {
     for _ in 0..30 {
         forwarded(&mut client, office, "guess").await;
     }
+    // Its lines are not suppressed because of those about the attacker.
+    logged(&log, &[office, "too many wrong tokens"]).await;
     assert_eq!(forwarded(&mut client, office, TOKEN).await.status, 200, "accepted from there before the guesses");
 
     let line = logged(&log, &[attacker, "wrong token"]).await;
@@ -123,7 +125,7 @@ async fn guesses_of_admin_tokens_are_limited_per_address_and_logged() {
     assert!(guesses >= 20.0, "{guesses}");
 }
 
-/// The number of log lines per second is limited.
+/// Every login is logged. The number of lines about refusals is limited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
     let storage = temporary_storage();
@@ -134,6 +136,12 @@ async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
     log_in(&mut client, "13800138000").await;
     let line = logged(&log, &["logged in", "127.0.0.1", "138****8000"]).await;
     assert!(line.contains("/v1/login"), "{line}");
+    for n in 0..40 {
+        log_in(&mut client, &format!("138001390{n:02}")).await;
+    }
+    logged(&log, &["logged in", "138****9039"]).await;
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(text.lines().filter(|line| line.contains("logged in")).count(), 41);
     client.post("/v1/login", "", &json!({ "phone": "13800138001", "code": "123456" })).await.unwrap();
     logged(&log, &["a login was refused", "127.0.0.1", "138****8001", "wrong_code"]).await;
 
@@ -155,6 +163,35 @@ async fn logins_and_refusals_are_logged_with_the_address_and_bounded() {
     assert!((20..=20 * windows).contains(&lines), "{lines} lines in {:?}", started.elapsed());
     assert!(text.lines().all(|line| line.len() < 1000), "a line is too long");
     assert!(!text.contains("no-such-token") && !text.contains("13800138000"), "a secret is in the log");
+}
+
+/// A viewer who changes something, and the login of a disabled account: 403, and a line with the address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forbidden_requests_are_logged_with_the_address() {
+    const VIEWER: &str = "the-token-of-a-viewer-3b9e07c4a1d2";
+    let storage = temporary_storage();
+    let (file, settings) = (storage.path().join("viewer"), storage.path().join("settings.toml"));
+    std::fs::write(&file, VIEWER).unwrap();
+    std::fs::write(&settings, format!("[admin.tokens.vera]\nrole = \"viewer\"\nfile = {file:?}\n")).unwrap();
+    let (mut command, log) = logging(&storage, "info");
+    command.arg("--config").arg(settings);
+    let shop = Shop::run(command);
+    let mut client = shop.client().await;
+    let made = client.post("/admin/v1/shops", VIEWER, &json!({ "type_id": "1", "name": "S" })).await.unwrap();
+    assert_eq!(made.status, 403);
+    let line =
+        logged(&log, &["an administrator's request was refused", "viewer only", "127.0.0.1", "/admin/v1/shops"]).await;
+    assert!(line.contains("WARN") && line.contains("vera"), "{line}");
+
+    let buyer = log_in(&mut client, "13800138000").await;
+    let disabled = client.post(&format!("/admin/v1/users/{}/disable", buyer.id), TOKEN, &Value::Null).await.unwrap();
+    assert_eq!(disabled.status, 200);
+    let sent = client.post("/v1/login/codes", "", &json!({ "phone": "13800138000" })).await.unwrap();
+    let login = json!({ "phone": "13800138000", "code": sent.text("demo_code"), "challenge": sent.text("challenge") });
+    assert_eq!(client.post("/v1/login", "", &login).await.unwrap().status, 403);
+    logged(&log, &["a login was refused", "127.0.0.1", "138****8000", "account_disabled"]).await;
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(!text.contains(VIEWER) && !text.contains("13800138000"), "a secret is in the log");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -96,7 +96,10 @@ async fn every_route_rejects_invalid_input() {
             problem(&format!("{method} {real}"), &reply);
         }
         let takes_body = route.operation["requestBody"].is_object();
-        for body in bodies.iter().filter(|_| takes_body) {
+        // A body that may be left out may also be empty.
+        let needs_body = route.operation["requestBody"]["required"] == true;
+        let is_empty = |body: &[u8]| [&b""[..], b"null", b"{}"].contains(&body);
+        for body in bodies.iter().filter(|body| takes_body && (needs_body || !is_empty(body))) {
             let real = path.replace("{id}", &sale.to_string());
             let what = format!("{method} {path} {:?}", String::from_utf8_lossy(&body[..body.len().min(60)]));
             let reply = client.send(request(method, &real, token, "application/json", body)).await.unwrap();

@@ -30,8 +30,17 @@ fn wrong(sent: &Reply) -> String {
     format!("{}{last}", &code[..code.len() - 1])
 }
 
+/// The answer to a puzzle of ten bits.
+pub fn solve(puzzle: &str, phone: &str) -> String {
+    let answer = (0_u32..).find(|answer| {
+        let hash = Sha256::digest(format!("{puzzle}:{phone}:{answer}"));
+        hash[0] == 0 && hash[1] < 64
+    });
+    answer.unwrap().to_string()
+}
+
 /// Posts as a client with this address behind a trusted proxy.
-async fn post_from(client: &mut Client, address: &str, path: &str, body: &Value) -> Reply {
+pub async fn post_from(client: &mut Client, address: &str, path: &str, body: &Value) -> Reply {
     let request = Request::builder().method(Method::POST).uri(path).header("host", "localhost");
     let request = request.header("content-type", "application/json").header("x-forwarded-for", address);
     client.send(request.body(body.to_string().into()).unwrap()).await.unwrap()
@@ -71,6 +80,31 @@ async fn code_works_once_for_its_phone() {
 
     let again = log_in(&mut client, phone).await;
     assert_eq!(first.json()["user"]["id"], again.id.to_string(), "the phone keeps its user");
+}
+
+/// The first login creates the user with a generated nickname, which later logins keep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_login_generates_a_nickname_that_stays() {
+    let storage = temporary_storage();
+    let shop = Shop::open(&storage);
+    let mut client = shop.client().await;
+    let mut nicknames = Vec::new();
+    for _ in 0..2 {
+        let sent = request_code(&mut client, PHONE).await;
+        let reply = guess(&mut client, &sent, &sent.text("demo_code")).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        nicknames.push(reply.json()["user"]["nickname"].as_str().unwrap().to_owned());
+        let me = client.get("/v1/me", &reply.text("token")).await.unwrap();
+        nicknames.push(me.text("nickname"));
+    }
+    let digits = nicknames[0].strip_prefix("user_").unwrap_or_default();
+    let is_hex_digit = |c: char| c.is_ascii_digit() || matches!(c, 'a'..='f');
+    assert!(digits.len() == 8 && digits.chars().all(is_hex_digit), "{nicknames:?}");
+    assert!(nicknames.iter().all(|nickname| *nickname == nicknames[0]), "{nicknames:?}");
+    let sent = request_code(&mut client, "13800138001").await;
+    let login = json!({ "phone": "13800138001", "code": sent.text("demo_code"), "challenge": sent.text("challenge") });
+    let other = client.post("/v1/login", "", &login).await.unwrap();
+    assert_ne!(other.json()["user"]["nickname"], nicknames[0].as_str(), "another user has another one");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -298,11 +332,7 @@ async fn proof_of_work_is_required_if_configured() {
     let puzzle = client.get("/v1/login/puzzle", "").await.unwrap();
     assert_eq!(puzzle.json()["bits"], 10);
     let puzzle = puzzle.text("puzzle");
-    let answer = (0_u32..).find(|answer| {
-        let hash = Sha256::digest(format!("{puzzle}:{PHONE}:{answer}"));
-        hash[0] == 0 && hash[1] < 64
-    });
-    let solved = json!({ "phone": PHONE, "puzzle": puzzle, "answer": answer.unwrap().to_string() });
+    let solved = json!({ "phone": PHONE, "puzzle": puzzle, "answer": solve(&puzzle, PHONE) });
     let sent = client.post("/v1/login/codes", "", &solved).await.unwrap();
     assert_eq!(guess(&mut client, &sent, &sent.text("demo_code")).await.status, 200);
     let again = client.post("/v1/login/codes", "", &solved).await.unwrap();

@@ -8,7 +8,7 @@ use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Client, count, until};
 use tokio::sync::Barrier;
 
-use crate::shop::{Buyer, Kind, Shop, Storage, verify};
+use crate::shop::{Kind, Shop, Storage, verify};
 
 /// Two servers with separate data directories on one database.
 struct Nodes {
@@ -78,23 +78,21 @@ async fn changes_on_one_node_reach_the_other(kind: Kind) {
     let sale = one.create_sale(1).await;
     other.wait_for_sale(sale).await;
     let buyers = one.log_in(0, 2).await;
-    let path = format!("/v1/sales/{sale}/orders");
-    let buy =
-        async |shop: &Shop, buyer: &Buyer| shop.client().await.post(&path, &buyer.token, &Value::Null).await.unwrap();
-    let bought = buy(one, &buyers[0]).await;
-    assert_eq!(bought.status, 201);
-    let again = buy(other, &buyers[0]).await;
-    assert_eq!((again.status.as_u16(), again.text("id")), (200, bought.text("id")), "the same order from the other");
-    assert_eq!(buy(other, &buyers[1]).await.text("code"), "sold_out");
+    let history = Recorder::default();
+    let (mut here, mut there) = (one.client().await, other.client().await);
+    let bought = history.buy(&mut here, sale, &buyers[0]).await;
+    assert_eq!(bought.response, Response::Created);
+    let again = history.buy(&mut there, sale, &buyers[0]).await;
+    assert_eq!((again.response, again.order), (Response::Already, bought.order), "the same order from the other");
+    assert_eq!(history.buy(&mut there, sale, &buyers[1]).await.response, Response::SoldOut);
 
     // The stock is returned on the node that did not cancel.
-    let cancel = format!("/v1/orders/{}/cancel", bought.text("id"));
-    let cancelled = one.client().await.post(&cancel, &buyers[0].token, &Value::Null).await.unwrap();
-    assert_eq!(cancelled.text("status"), "cancelled");
+    let cancelled = history.cancel(&mut here, sale, &buyers[0], bought.order.unwrap()).await;
+    assert_eq!(cancelled.response, Response::Cancelled);
     until("the stock is returned", async || {
-        let reply = buy(other, &buyers[1]).await;
-        assert!(reply.status == 201 || reply.text("code") == "sold_out", "{reply:?}");
-        reply.status == 201
+        let response = history.buy(&mut there, sale, &buyers[1]).await.response;
+        assert!(matches!(response, Response::Created | Response::SoldOut), "{response:?}");
+        response == Response::Created
     })
     .await;
 
@@ -103,7 +101,8 @@ async fn changes_on_one_node_reach_the_other(kind: Kind) {
         other.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap().text("state") == "ended"
     })
     .await;
-    assert_eq!(buy(other, &buyers[0]).await.text("code"), "ended");
+    assert_eq!(history.buy(&mut there, sale, &buyers[0]).await.response, Response::Ended);
+    assert_eq!(verify(&history, &nodes.storage, &[one, other], sale).await, 1);
 }
 
 /// After a cancellation and a sale on one node, the number of sold orders is the same as before; the other node still updates its marks.

@@ -1,16 +1,20 @@
 //! An order that the database rejects goes into quarantine; an outage of the database quarantines nothing.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection as _, raw_sql};
 use stampede_core::ports::{Admitted, QuarantinedOrder, RecordOutcome};
-use stampede_core::{Epoch, OrderId, Timestamp, UserId};
-use stampede_testkit::{Client, Reply, until};
+use stampede_core::{Epoch, OrderId, SaleId, Timestamp, UserId};
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
+use stampede_testkit::{Reply, until};
 
+use crate::outage::spawn_buyers_on;
 use crate::proof::{parse_json, stampede};
-use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger, verify};
 
 /// Runs a statement in the server's database.
 pub async fn execute(kind: Kind, storage: &Storage, sql: &str) {
@@ -31,22 +35,24 @@ pub async fn execute(kind: Kind, storage: &Storage, sql: &str) {
     }
 }
 
-/// Makes the database reject the orders of one user with a data error.
-pub fn reject_orders_of(kind: Kind, user: UserId) -> String {
+/// Makes the database reject the orders of these users with a data error.
+pub fn reject_orders_of(kind: Kind, users: &[UserId]) -> String {
+    let users = users.iter().map(UserId::to_string).collect::<Vec<_>>().join(", ");
     match kind {
         Kind::Sqlite => format!(
-            "CREATE TRIGGER rejecting BEFORE INSERT ON orders WHEN NEW.user_id = {user} AND NEW.live = 1
+            "CREATE TRIGGER rejecting BEFORE INSERT ON orders WHEN NEW.user_id IN ({users}) AND NEW.live = 1
              BEGIN SELECT RAISE(ABORT, 'rejected on purpose'); END"
         ),
         Kind::MariaDb => format!(
             "CREATE TRIGGER rejecting BEFORE INSERT ON orders FOR EACH ROW
-             IF NEW.user_id = {user} AND NEW.live = 1 THEN SIGNAL SQLSTATE '22000' SET MESSAGE_TEXT = 'rejected on purpose'; END IF"
+             IF NEW.user_id IN ({users}) AND NEW.live = 1 THEN
+                 SIGNAL SQLSTATE '22000' SET MESSAGE_TEXT = 'rejected on purpose'; END IF"
         ),
         Kind::Postgres => format!(
             "CREATE FUNCTION rejecting() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                  RAISE EXCEPTION 'rejected on purpose' USING ERRCODE = '22000'; END $$;
              CREATE TRIGGER rejecting BEFORE INSERT ON orders FOR EACH ROW
-             WHEN (NEW.user_id = {user} AND NEW.live = 1) EXECUTE FUNCTION rejecting()"
+             WHEN (NEW.user_id IN ({users}) AND NEW.live = 1) EXECUTE FUNCTION rejecting()"
         ),
     }
 }
@@ -55,7 +61,7 @@ pub fn accept_orders_again(kind: Kind) -> &'static str {
     if kind == Kind::Postgres { "DROP TRIGGER rejecting ON orders" } else { "DROP TRIGGER rejecting" }
 }
 
-async fn buy(shop: &Shop, sale: impl std::fmt::Display, buyer: &Buyer) -> Reply {
+pub async fn buy(shop: &Shop, sale: impl std::fmt::Display, buyer: &Buyer) -> Reply {
     shop.client().await.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap()
 }
 
@@ -65,8 +71,14 @@ pub async fn quarantine(shop: &Shop) -> Vec<Value> {
     list.json()["orders"].as_array().unwrap().clone()
 }
 
+/// How many orders of a sale are in quarantine, as it is shown beside its marks.
+pub async fn quarantined_in(shop: &Shop, sale: SaleId) -> Option<u64> {
+    let gate = shop.client().await.get(&format!("/admin/v1/sales/{sale}/gate"), TOKEN).await.unwrap();
+    gate.json()["quarantined"].as_u64()
+}
+
 /// Runs `stampede quarantine` and returns whether it succeeded and what it printed.
-fn quarantine_command(shop: &Shop, arguments: &[&str]) -> (bool, String) {
+pub fn quarantine_command(shop: &Shop, arguments: &[&str]) -> (bool, String) {
     let target = format!("http://{}", shop.address);
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
     command.arg("quarantine").args(arguments).args(["--target", &target]).env("STAMPEDE_ADMIN_TOKEN", TOKEN);
@@ -91,7 +103,7 @@ async fn rejected_order_can_be_retried_and_discarded(kind: Kind) {
     let shop = open(&storage);
     let buyers = shop.log_in(0, 4).await;
     let sale = shop.create_sale(3).await;
-    execute(kind, &storage, &reject_orders_of(kind, buyers[0].id)).await;
+    execute(kind, &storage, &reject_orders_of(kind, &[buyers[0].id])).await;
     let rejected = buy(&shop, sale, &buyers[0]).await;
     assert_eq!((rejected.status.as_u16(), rejected.text("code").as_str()), (503, "outcome_unknown"));
     assert_eq!(buy(&shop, sale, &buyers[1]).await.status, 201, "other orders are recorded");
@@ -99,6 +111,7 @@ async fn rejected_order_can_be_retried_and_discarded(kind: Kind) {
     let one = shop.client().await.get(&format!("/admin/v1/quarantine/{id}"), TOKEN).await.unwrap();
     assert_eq!(one.text("user_id"), buyers[0].id.to_string());
     assert_eq!(one.text("error").matches("rejected on purpose").count(), 1, "{:?}", one.body);
+    assert_eq!(quarantined_in(&shop, sale).await, Some(1));
 
     // Still rejected: the error is shown, and nothing has changed.
     let retry = format!("quarantine/{id}/retry");
@@ -117,13 +130,14 @@ async fn rejected_order_can_be_retried_and_discarded(kind: Kind) {
     let retried = shop.admin(&retry, &Value::Null).await;
     assert_eq!((retried.status.as_u16(), retried.text("outcome").as_str()), (200, "recorded"));
     assert_eq!(shop.admin(&retry, &Value::Null).await.text("code"), "no_such_order", "once");
+    assert_eq!(quarantined_in(&shop, sale).await, Some(0));
     let mine = buy(&shop, sale, &buyers[0]).await;
     assert_eq!((mine.status.as_u16(), mine.text("id")), (200, id));
 
     if kind == Kind::Postgres {
         execute(kind, &storage, "DROP FUNCTION rejecting").await;
     }
-    execute(kind, &storage, &reject_orders_of(kind, buyers[2].id)).await;
+    execute(kind, &storage, &reject_orders_of(kind, &[buyers[2].id])).await;
     assert_eq!(buy(&shop, sale, &buyers[2]).await.status, 503);
     let id = until_quarantined(&shop).await;
     assert_eq!(buy(&shop, sale, &buyers[3]).await.text("code"), "sold_out", "its stock stays taken");
@@ -203,7 +217,7 @@ async fn check_through_the_routes_names_quarantined_orders() {
     assert!(text.contains("of user 120 is in quarantine") && !text.contains(&format!("sale {others}")), "{text}");
 }
 
-/// A server setting makes every statement fail with an error that is not in the list of outages.
+/// Every insert of an order fails with an error that is in no list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unlisted_database_error_does_not_quarantine_orders() {
     let kind = Kind::MariaDb;
@@ -215,36 +229,21 @@ async fn unlisted_database_error_does_not_quarantine_orders() {
     let shop = Shop::run(command);
     let buyers = shop.log_in(0, 21).await;
     let sale = shop.create_sale(20).await;
-    execute(kind, &storage, "SET GLOBAL max_prepared_stmt_count = 0").await;
-    let tasks: Vec<_> = buyers[..20]
-        .iter()
-        .cloned()
-        .map(|buyer| {
-            let address = shop.address;
-            tokio::spawn(async move {
-                let deadline = Instant::now() + Duration::from_secs(60);
-                let mut client = Client::connect(address).await.unwrap();
-                loop {
-                    let path = format!("/v1/sales/{sale}/orders");
-                    let reply = client.post(&path, &buyer.token, &Value::Null).await.unwrap();
-                    match reply.status.as_u16() {
-                        200 | 201 => return,
-                        503 => assert!(Instant::now() < deadline, "no response in time"),
-                        other => panic!("{other}: {:?}", reply.body),
-                    }
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            })
-        })
-        .collect();
+    // As if the server could prepare no statement. The setting itself does not concern statements that are prepared already.
+    let fail = "CREATE TRIGGER fail BEFORE INSERT ON orders FOR EACH ROW
+        SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1461, MESSAGE_TEXT = 'too many prepared statements'";
+    execute(kind, &storage, fail).await;
+    let history = Arc::new(Recorder::default());
+    let tasks = spawn_buyers_on(&[&shop], sale, &buyers[..20], &history, Duration::ZERO);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    execute(kind, &storage, "SET GLOBAL max_prepared_stmt_count = 16382").await;
+    assert_eq!(history.ended().iter().filter(|attempt| attempt.response != Response::Unknown).count(), 0);
+    execute(kind, &storage, "DROP TRIGGER fail").await;
     for task in tasks {
         task.await.unwrap();
     }
     assert_eq!(quarantine(&shop).await, Vec::<Value>::new());
-    let loaded = ledger(&storage).await.ledger.load(sale).await.unwrap().unwrap();
-    assert_eq!((loaded.sale.sold, loaded.marks.len()), (20, 20));
-    assert_eq!(buy(&shop, sale, &buyers[20]).await.text("code"), "sold_out");
+    let refused = history.buy(&mut shop.client().await, sale, &buyers[20]).await;
+    assert_eq!(refused.response, Response::SoldOut);
+    assert_eq!(verify(&history, &storage, &[&shop], sale).await, 20);
     assert!(shop.stop().success());
 }

@@ -1,4 +1,8 @@
 //! Reductions of stock: under load, never below what is sold, and completed after a crash between the steps.
+//!
+//! - [`locked`]: another client has locked the sale
+
+mod locked;
 
 use std::process::Command;
 use std::sync::Arc;

@@ -1,14 +1,23 @@
 //! The tier `shared`: several node processes, one gate in Redis, a database server.
+//!
+//! - here: what nodes sell together, and their start; [`gate_calls`]: what a batch costs Redis; [`two_shops`]: two ledgers on one Redis
 
+pub mod gate_calls;
+mod two_shops;
+
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use stampede_core::{Sale, SaleId, SalePhase};
+use stampede_core::{Clock as _, OrderId, Sale, SaleId, SalePhase, SystemClock, UserId};
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_proof::servers::free_port;
@@ -18,7 +27,7 @@ use stampede_testkit::{Client, Process, Proxy, Server, count, redis, until};
 use tokio::sync::Barrier;
 
 use crate::proof::{run_without_violation, small_bench, stampede};
-use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger, verify};
+use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command, ledger, log_in, verify, violations};
 
 const SIGKILL: i32 = 9;
 
@@ -68,6 +77,38 @@ impl Nodes {
         sale
     }
 
+    /// Creates a sale in which this user has a mark and no order, as after the death of a node and the loss of its entry in the outbox.
+    /// Returns when the sale is over.
+    pub async fn create_ended_sale_with_mark(&self, user: UserId, order: OrderId) -> SaleId {
+        let begin = SystemClock.now();
+        let sale = self.shops[0].create_sale_between(1, begin, begin.plus(Duration::from_secs(3))).await;
+        self.wait_until_open(sale).await;
+        let live = redis::ask(self.redis.port(), &["keys", &format!("stampede:*:{{{sale}}}:live")]).unwrap();
+        let (user, order) = (user.to_string(), order.to_string());
+        redis::ask(self.redis.port(), &["hset", live.trim(), &user, &order]).unwrap();
+        for shop in &self.shops {
+            until("the sale is over", async || {
+                shop.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap().text("state") == "ended"
+            })
+            .await;
+        }
+        sale
+    }
+
+    /// Creates a sale as soon as that is possible: just after Redis has restarted, it fails for a moment.
+    pub async fn create_sale_after_outage(&self, stock: u32) -> SaleId {
+        let (begin, mut sale) = (SystemClock.now(), None);
+        until("a sale can be created", async || {
+            let made = self.shops[0].try_create_sale(stock, begin, begin.plus(Duration::from_secs(3600))).await;
+            sale = (made.status == 201).then(|| made.text("id").parse().unwrap());
+            sale.is_some()
+        })
+        .await;
+        let sale = sale.unwrap();
+        self.wait_until_open(sale).await;
+        sale
+    }
+
     /// Waits until every node has the sale open in the gate. After a rebuild by one node the others follow.
     pub async fn wait_until_open(&self, sale: SaleId) {
         let path = format!("/admin/v1/sales/{sale}/gate");
@@ -80,13 +121,28 @@ impl Nodes {
         }
     }
 
+    /// Waits until every node says that it is ready.
+    pub async fn wait_until_ready(&self) {
+        for shop in &self.shops {
+            until("the node is ready", async || shop.client().await.get("/readyz", "").await.unwrap().status == 200)
+                .await;
+        }
+    }
+
     pub async fn verify(&self, history: &Recorder, sale: SaleId) -> usize {
         self.wait_until_open(sale).await;
         let nodes: Vec<&Shop> = self.shops.iter().collect();
         verify(history, &self.storages[0], &nodes, sale).await
     }
 
-    fn addresses(&self) -> Vec<SocketAddr> {
+    /// Like [`Self::verify`], and returns the violations.
+    pub async fn violations(&self, history: &Recorder, sale: SaleId) -> Vec<String> {
+        self.wait_until_open(sale).await;
+        let nodes: Vec<&Shop> = self.shops.iter().collect();
+        violations(history, &self.storages[0], &nodes, sale).await
+    }
+
+    pub fn addresses(&self) -> Vec<SocketAddr> {
         self.shops.iter().map(|shop| shop.address).collect()
     }
 
@@ -98,15 +154,36 @@ impl Nodes {
 
 /// Every buyer tries on every node, `tries` times, or until the node is down.
 pub async fn storm(nodes: &[SocketAddr], history: &Arc<Recorder>, sale: SaleId, buyers: &[Buyer], tries: u64) {
-    let start = Arc::new(Barrier::new(buyers.len() * nodes.len()));
-    let tasks: Vec<_> = buyers
+    let pairs = buyers.iter().flat_map(|buyer| nodes.iter().map(|&address| (buyer.clone(), address, Duration::ZERO)));
+    storm_of(pairs.collect(), history, sale, tries).await;
+}
+
+/// The same in random order, with a random pause before each first attempt.
+async fn seeded_storm(nodes: &Nodes, history: &Arc<Recorder>, sale: SaleId, buyers: &[Buyer], tries: u64, seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let longest_us = rng.random_range(1..100_000);
+    let mut pairs: Vec<_> = buyers
         .iter()
-        .flat_map(|buyer| nodes.iter().map(|&address| (buyer.clone(), address)))
-        .map(|(buyer, address)| {
+        .flat_map(|buyer| nodes.addresses().into_iter().map(|address| (buyer.clone(), address)))
+        .map(|(buyer, address)| (buyer, address, Duration::from_micros(rng.random_range(0..longest_us))))
+        .collect();
+    pairs.shuffle(&mut rng);
+    storm_of(pairs, history, sale, tries).await;
+}
+
+/// Attempts of buyers on nodes, each after a pause from a common start.
+async fn storm_of(pairs: Vec<(Buyer, SocketAddr, Duration)>, history: &Arc<Recorder>, sale: SaleId, tries: u64) {
+    let start = Arc::new(Barrier::new(pairs.len()));
+    let tasks: Vec<_> = pairs
+        .into_iter()
+        .map(|(buyer, address, pause)| {
             let (history, start) = (history.clone(), start.clone());
             tokio::spawn(async move {
                 let client = Client::connect(address).await;
                 start.wait().await;
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
+                }
                 let Ok(mut client) = client else { return };
                 for _ in 0..tries {
                     if history.buy(&mut client, sale, &buyer).await.response == Response::Unknown {
@@ -127,10 +204,11 @@ async fn three_nodes_sell_exactly_the_stock(kind: Kind) {
     let (buyers, tries, stock) = (count(2000, 120), count(4, 2), count(500, 40) as u32);
     let nodes = Nodes::start(kind, 3);
     let everyone = nodes.shops[0].log_in(0, buyers).await;
-    for _ in 0..count(50, 1) {
+    for seed in 0..count(50, 1) {
+        eprintln!("{kind:?}, seed {seed}");
         let sale = nodes.create_sale(stock).await;
         let history = Arc::new(Recorder::default());
-        nodes.storm(&history, sale, &everyone, tries).await;
+        seeded_storm(&nodes, &history, sale, &everyone, tries, seed).await;
         assert_eq!(history.count(Response::Created), stock as usize);
         assert_eq!(history.count(Response::Unknown), 0, "without a fault every response is definite");
         assert_eq!(nodes.verify(&history, sale).await, stock as usize);
@@ -182,31 +260,44 @@ async fn a_created_sale_is_sold_by_every_node() {
     assert_eq!(bought.response, Response::Created);
 }
 
-/// Buyers cancel and buy again on other nodes while others try.
+/// Buyers cancel and buy again on other nodes, while others try to get the same stock.
 async fn cancelled_orders_can_be_bought_again(kind: Kind) {
+    /// For each order that is bought again.
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let wanted = count(1000, 50);
     let nodes = Nodes::start(kind, 3);
     let buyers = nodes.shops[0].log_in(0, 12).await;
     let sale = nodes.create_sale(4).await;
-    let history = Arc::new(Recorder::default());
+    let (history, bought_again) = (Arc::new(Recorder::default()), Arc::new(AtomicU64::new(0)));
+    let deadline = Instant::now() + Duration::from_secs(10) + PATIENCE * wanted as u32;
     let tasks: Vec<_> = buyers
         .into_iter()
         .enumerate()
         .map(|(n, buyer)| {
-            let history = history.clone();
-            let addresses: Vec<_> = nodes.shops.iter().map(|shop| shop.address).collect();
+            let (history, bought_again) = (history.clone(), bought_again.clone());
+            let addresses = nodes.addresses();
             tokio::spawn(async move {
                 let mut clients = Vec::new();
                 for address in addresses {
                     clients.push(Client::connect(address).await.unwrap());
                 }
-                for round in 0..count(250, 12) as usize {
+                let mut has_cancelled = false;
+                for round in 0_usize.. {
+                    if bought_again.load(Ordering::Relaxed) >= wanted {
+                        break;
+                    }
+                    assert!(Instant::now() < deadline, "{bought_again:?} of {wanted} were bought again");
                     let bought = history.buy(&mut clients[(n + round) % 3], sale, &buyer).await;
-                    let Some(order) = bought.order.filter(|_| bought.response.is_confirmation()) else {
+                    let Some(order) = bought.order.filter(|_| bought.response == Response::Created) else {
                         assert_eq!(bought.response, Response::SoldOut);
                         continue;
                     };
+                    if has_cancelled {
+                        bought_again.fetch_add(1, Ordering::Relaxed);
+                    }
                     let cancelled = history.cancel(&mut clients[(n + round + 1) % 3], sale, &buyer, order).await;
                     assert_eq!(cancelled.response, Response::Cancelled);
+                    has_cancelled = true;
                 }
             })
         })
@@ -214,7 +305,10 @@ async fn cancelled_orders_can_be_bought_again(kind: Kind) {
     for task in tasks {
         task.await.unwrap();
     }
-    assert!(history.count(Response::Created) > 10);
+    let created = history.count(Response::Created) as u64;
+    assert!(created > wanted && bought_again.load(Ordering::Relaxed) >= wanted, "{created} orders");
+    assert_eq!(history.count(Response::Cancelled) as u64, created);
+    assert!(history.count(Response::SoldOut) > 0, "others tried meanwhile");
     assert_eq!(nodes.verify(&history, sale).await, 0, "every order was cancelled");
 }
 
@@ -297,7 +391,12 @@ async fn a_paused_node_does_nothing_twice(kind: Kind) {
     };
     let nodes = Nodes::start_with(kind, 2, pause);
     let everyone = nodes.shops[0].log_in(0, 20).await;
-    for _ in 0..count(50, 1) {
+    let (wanted, mut stopped_in_time) = (count(50, 1), 0);
+    for round in 0.. {
+        if stopped_in_time == wanted {
+            break;
+        }
+        assert!(round < 2 * wanted + 5, "the node has hardly ever been stopped in time");
         let sale = nodes.create_sale(10).await;
         let history = Arc::new(Recorder::default());
         let tasks: Vec<_> = everyone
@@ -314,6 +413,9 @@ async fn a_paused_node_does_nothing_twice(kind: Kind) {
         let outbox = format!("stampede:*:{{{sale}}}:out");
         until("an admitted batch is in the outbox", async || entries(&nodes.redis, &outbox) > 0).await;
         nodes.shops[1].process.signal("STOP").unwrap();
+        until("the node is stopped", async || is_stopped(nodes.shops[1].process.pid())).await;
+        // A round in which the node has settled everything itself does not count.
+        stopped_in_time += u64::from(entries(&nodes.redis, &outbox) > 0);
         until("the other node has settled it", async || entries(&nodes.redis, &outbox) == 0).await;
         nodes.shops[1].process.signal("CONT").unwrap();
         for task in tasks {
@@ -322,6 +424,13 @@ async fn a_paused_node_does_nothing_twice(kind: Kind) {
         nodes.storm(&history, sale, &everyone, 1).await;
         assert_eq!(nodes.verify(&history, sale).await, 10);
     }
+}
+
+/// Whether a process was stopped by a signal.
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The state follows the name, which is in parentheses.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
 /// The number of entries in the streams that match a pattern.
@@ -354,21 +463,17 @@ async fn changes_reach_every_node(kind: Kind) {
     assert_eq!(cancelled.text("status"), "cancelled");
     assert_eq!(buy(other, &buyers[1]).await.status, 201, "the stock is returned at once");
 
-    // Views are updated by pub/sub, well before the next poll.
-    assert_eq!(edit("pause").await.status, 200);
-    let view = async |shop: &Shop| shop.client().await.get(&format!("/v1/sales/{sale}"), "").await.unwrap();
-    let delay = until("the other node shows the pause", async || view(other).await.text("state") == "paused").await;
-    assert!(delay < Duration::from_millis(800), "{delay:?}");
+    changes_are_seen_at_once(&nodes.shops, sale).await;
     assert_eq!(edit("end").await.status, 200);
     let owned = buy(one, &buyers[1]).await;
     assert_eq!(owned.status, 200, "the owner gets the order back after the end: {owned:?}");
     assert_eq!(buy(other, &buyers[0]).await.text("code"), "ended");
 
-    // Unknown sales cost Redis nothing.
+    // Unknown sales cost the gate nothing, also with ids that might have been made a moment ago.
     let admitted = async || other.metric("stampede_gate_admit_seconds_count").await;
     let before = admitted().await;
     let client = &mut other.client().await;
-    for unknown in 1000..1020 {
+    for unknown in (1000..1020).chain(sale.get() + 1..=sale.get() + 20) {
         let refused =
             client.post(&format!("/v1/sales/{unknown}/orders"), &buyers[0].token, &Value::Null).await.unwrap();
         assert_eq!((refused.status.as_u16(), refused.text("code")), (404, "no_such_sale".to_owned()));
@@ -377,6 +482,71 @@ async fn changes_reach_every_node(kind: Kind) {
     let rebuilds =
         one.metric("stampede_gate_rebuilds_total").await + other.metric("stampede_gate_rebuilds_total").await;
     assert_eq!(rebuilds, 1.0, "only the first start rebuilds");
+}
+
+/// Pauses, resumptions and top-ups of a sale that is sold out, by one node and the other, are in the views of both, well before the next poll, which takes
+/// place within half a second to a second.
+async fn changes_are_seen_at_once(shops: &[Shop], sale: SaleId) {
+    /// Polling alone would keep to it in about half of the rounds.
+    const LONGEST: Duration = Duration::from_millis(400);
+    let edit = format!("sales/{sale}");
+    let mut clients = Vec::new();
+    for shop in shops {
+        clients.push(shop.client().await);
+    }
+    let view = async |client: &mut Client| client.get(&format!("/v1/sales/{sale}"), "").await.unwrap().json();
+    for round in 0_usize..18 {
+        let (kind, member, expected) = match round % 3 {
+            0 => ("top-ups", "remaining", json!(round / 3 + 1)),
+            1 => ("pause", "state", json!("paused")),
+            _ => ("resume", "state", json!("on")),
+        };
+        let body = if kind == "top-ups" { json!({ "add": 1, "request_id": round.to_string() }) } else { Value::Null };
+        let editor = &shops[round % shops.len()];
+        let edited = editor.admin(&format!("{edit}/{kind}"), &body).await;
+        assert_eq!(edited.status, 200, "{edited:?}");
+        let confirmed = Instant::now();
+        for client in &mut clients {
+            until("the node shows the change", async || view(client).await[member] == expected).await;
+        }
+        let delay = confirmed.elapsed();
+        assert!(delay < LONGEST, "round {round}: {kind} is shown after {delay:?}");
+    }
+}
+
+/// Three nodes start at once on an empty database and Redis: one of them rebuilds the gate, and a sale that is created on any of them at
+/// once is confirmed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_start_together_rebuild_the_gate_once() {
+    for round in 0..count(10, 1) {
+        let kind = if round % 2 == 0 { Kind::Postgres } else { Kind::MariaDb };
+        let (redis, storage) = (redis::start().unwrap(), Storage::on(kind));
+        let storages = [(); 3].map(|()| Storage::with(Some(storage.url())));
+        let starting = storages.each_ref().map(|storage| {
+            let mut command = without_demo(&node(storage, &redis));
+            // Longer than the nodes' starts are apart, so that the others find a rebuild that has not loaded the scripts yet.
+            command.env("STAMPEDE_FAILPOINTS", "rebuild.begun=pause:150");
+            tokio::task::spawn_blocking(|| Shop::run(command))
+        });
+        let mut shops = Vec::new();
+        for shop in starting {
+            shops.push(shop.await.unwrap());
+        }
+        let begin = SystemClock.now();
+        let create = async |shop: &Shop| shop.try_create_sale(1, begin, begin.plus(Duration::from_secs(3600))).await;
+        let created = tokio::join!(create(&shops[0]), create(&shops[1]), create(&shops[2]));
+        for made in [created.0, created.1, created.2] {
+            assert_eq!(made.status, 201, "{kind:?}: {made:?}");
+        }
+        let mut rebuilds = 0.0;
+        for shop in &shops {
+            rebuilds += shop.metric("stampede_gate_rebuilds_total").await;
+        }
+        assert_eq!(rebuilds, 1.0, "{kind:?}");
+        for shop in shops {
+            assert!(shop.stop().success());
+        }
+    }
 }
 
 /// Redis is restarted without its memory: the gate is rebuilt from the ledger, and the sale goes on.
@@ -427,7 +597,7 @@ async fn starts_without_redis(kind: Kind) {
 }
 
 /// The same command without `--demo`.
-fn without_demo(command: &Command) -> Command {
+pub fn without_demo(command: &Command) -> Command {
     let mut plain = Command::new(command.get_program());
     plain.args(command.get_args().filter(|arg| *arg != "--demo"));
     plain.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
@@ -483,6 +653,26 @@ async fn unsuitable_settings_are_refused(kind: Kind) {
     assert!(solo.stop().success());
 }
 
+/// Without an append-only file, what is in the outbox is lost with Redis. No confirmation depends on it, so the node warns and sells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_without_an_append_only_file_is_warned_of() {
+    for (redis, is_warned_of) in [(redis::start().unwrap(), true), (redis::start_durable().unwrap(), false)] {
+        let storage = Storage::on(Kind::Postgres);
+        let log = storage.path().join("log");
+        let mut command = node(&storage, &redis);
+        command.env("STAMPEDE__LOG__LEVEL", "warn").stderr(std::fs::File::create(&log).unwrap());
+        let shop = Shop::run(command);
+        let (sale, buyer) = (shop.create_sale(1).await, shop.log_in(0, 1).await.remove(0));
+        let bought = Recorder::default().buy(&mut shop.client().await, sale, &buyer).await;
+        assert_eq!(bought.response, Response::Created);
+        assert!(shop.stop().success());
+        let log = std::fs::read_to_string(log).unwrap();
+        let is_warning =
+            |line: &str| line.contains("WARN") && line.contains("Redis does not write an append-only file");
+        assert_eq!(log.lines().any(is_warning), is_warned_of, "{log}");
+    }
+}
+
 /// What one tier has sold the other one knows: the gate in Redis is rebuilt after the tier `solo` has sold.
 async fn tiers_take_turns_on_one_ledger(kind: Kind) {
     let redis = redis::start().unwrap();
@@ -505,32 +695,17 @@ async fn tiers_take_turns_on_one_ledger(kind: Kind) {
     }
 }
 
-/// How often a Redis server was called with a script.
-pub fn evaluated(redis: &Server) -> f64 {
+/// How often a Redis server has executed a command, also in scripts.
+fn executed(redis: &Server, command: &str) -> f64 {
     let stats = redis::ask(redis.port(), &["info", "commandstats"]).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    let name = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(name.as_str()));
     line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0.0)
 }
 
-/// A refused request costs Redis one call per batch, and an accepted one that and settling. Besides, calls of the rate limits.
-async fn a_batch_costs_one_call_of_the_gate(kind: Kind) {
-    let nodes = Nodes::start(kind, 1);
-    let buyers = nodes.shops[0].log_in(0, count(400, 150)).await;
-    let sale = nodes.create_sale(buyers.len() as u32 / 3).await;
-    let history = Arc::new(Recorder::default());
-    let calls = || evaluated(&nodes.redis);
-    let batches = async || nodes.shops[0].metric("stampede_gate_admit_seconds_count").await;
-    let commits = async || nodes.shops[0].metric("stampede_commit_batch_size_count").await;
-    let limits = async || nodes.shops[0].metric("stampede_limit_calls_total").await;
-    let before = (calls(), batches().await, commits().await, limits().await);
-    nodes.storm(&history, sale, &buyers, 3).await;
-    let after = (calls(), batches().await, commits().await, limits().await);
-    let (batches, commits, limits) = (after.1 - before.1, after.2 - before.2, after.3 - before.3);
-    // Besides, one snapshot of each sale a second, and more when the sale changes.
-    let background = 60.0;
-    assert!(after.0 - before.0 <= batches + commits + limits + background, "{before:?} {after:?}");
-    assert!(batches < 3.0 * buyers.len() as f64, "requests were batched");
-    assert_eq!(nodes.verify(&history, sale).await, buyers.len() / 3);
+/// How often a Redis server was called with a script.
+pub fn evaluated(redis: &Server) -> f64 {
+    executed(redis, "evalsha")
 }
 
 /// A node is killed at a random moment and started again, while the others sell.
@@ -623,12 +798,32 @@ fn free_port_pair() -> u16 {
     }
 }
 
-/// One command starts servers and two nodes with demonstration data, and an interrupt stops everything.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn demo_starts_and_stops_everything() {
-    let free = free_port_pair();
-    let mut command = stampede(&["demo", "--tier", "shared", "--port", &free.to_string()]);
-    command.stderr(std::process::Stdio::null());
+/// The running processes that have inherited this value in their environment, with their command lines.
+pub fn processes_with(value: &str) -> Vec<(u32, String)> {
+    let read = |pid: u32, file: &str| std::fs::read(format!("/proc/{pid}/{file}")).ok();
+    let of = |entry: std::io::Result<std::fs::DirEntry>| {
+        let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let has_value =
+            read(pid, "environ")?.split(|byte| *byte == 0).any(|variable| variable.ends_with(value.as_bytes()));
+        has_value.then(|| Some((pid, String::from_utf8_lossy(&read(pid, "cmdline")?).into_owned())))?
+    };
+    std::fs::read_dir("/proc").unwrap().filter_map(of).collect()
+}
+
+/// The directories of private servers that are named in a command line.
+fn server_directories(command_line: &str) -> impl Iterator<Item = PathBuf> {
+    let is_directory =
+        |path: &&Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"stampede-server-"));
+    let words = command_line.split(|c: char| "\0= \"".contains(c));
+    words.filter_map(move |word| Path::new(word).ancestors().find(is_directory).map(Path::to_owned))
+}
+
+/// One command starts `servers` and two nodes with demonstration data. A purchase is answered with `status` and becomes an order. An
+/// interrupt stops everything, and leaves neither a process nor a directory.
+pub async fn demo_starts_and_stops_everything(arguments: &[&str], servers: usize, status: u16) {
+    let (free, temporary) = (free_port_pair(), tempfile::tempdir().unwrap());
+    let mut command = stampede(&["demo", "--port", &free.to_string()]);
+    command.args(arguments).env("TMPDIR", temporary.path()).stderr(std::process::Stdio::null());
     let mut demo = Process::start(command).unwrap();
     for n in 0..2 {
         let address =
@@ -637,11 +832,40 @@ async fn demo_starts_and_stops_everything() {
         assert_eq!(address.unwrap().trim(), expected);
     }
     let address = SocketAddr::from(([127, 0, 0, 1], free + 1));
-    let sales = Client::connect(address).await.unwrap().get("/v1/sales", "").await.unwrap().json();
-    assert_eq!(sales["sales"].as_array().map(Vec::len), Some(3), "{sales}");
+    let mut client = Client::connect(address).await.unwrap();
+    let sales = client.get("/v1/sales", "").await.unwrap().json();
+    let sales = sales["sales"].as_array().unwrap();
+    assert_eq!(sales.len(), 3, "{sales:?}");
+    let sale = sales.iter().find(|sale| sale["state"] == "on").unwrap()["id"].as_str().unwrap();
+    let buyer = log_in(&mut client, "13800138000").await;
+    let bought = client.post(&format!("/v1/sales/{sale}/orders"), &buyer.token, &Value::Null).await.unwrap();
+    assert_eq!(bought.status, status, "{:?}", bought.body);
+    let location = bought.header("location").to_owned();
+    let mut other = Client::connect(SocketAddr::from(([127, 0, 0, 1], free))).await.unwrap();
+    until("the other node shows the order", async || {
+        other.get(&location, &buyer.token).await.unwrap().text("status") == "unpaid"
+    })
+    .await;
+    drop((client, other));
+
+    let running = || processes_with(&temporary.path().display().to_string());
+    let started = running();
+    let directories: BTreeSet<PathBuf> = started.iter().flat_map(|(_, line)| server_directories(line)).collect();
+    assert_eq!(directories.len(), servers, "{started:?}");
+    assert!(directories.iter().all(|directory| directory.exists()), "{directories:?}");
     demo.signal("INT").unwrap();
     assert!(demo.wait(Duration::from_secs(30)).unwrap().success());
     assert!(Client::connect(address).await.is_err());
+    until("no process is left", async || running().is_empty()).await;
+    let left: Vec<_> = directories.iter().filter(|directory| directory.exists()).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demo_sells_and_leaves_nothing_behind() {
+    demo_starts_and_stops_everything(&["--tier", "shared"], 2, 201).await;
 }
 
 on_each_database!(
@@ -658,6 +882,5 @@ on_each_database!(
     starts_without_redis,
     unsuitable_settings_are_refused,
     tiers_take_turns_on_one_ledger,
-    a_batch_costs_one_call_of_the_gate,
     nodes_are_killed_at_random_moments
 );

@@ -4,6 +4,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 use stampede_testkit::{count, redis, until};
 
+use crate::quarantine::execute;
 use crate::shared::Nodes;
 use crate::shop::{Kind, Shop, Storage, TOKEN};
 
@@ -84,6 +85,22 @@ async fn changes_reach_every_node_on_mariadb() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_reach_every_node_on_postgres() {
     changes_reach_every_node(Kind::Postgres).await;
+}
+
+/// A value that is older than `cache.refresh_after_ms` is loaded again in the background, long before it expires.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_values_are_loaded_again_before_they_expire() {
+    let nodes = Nodes::start_with(Kind::Postgres, 1, |_, mut command| {
+        command.env("STAMPEDE__CACHE__REFRESH_AFTER_MS", "300").env("STAMPEDE__CACHE__LOCAL_TTL_MS", "100");
+        command
+    });
+    let node = &nodes.shops[0];
+    let id = node.admin("shops", &json!({ "type_id": "1", "name": "Old", "address": "1 Lane" })).await.text("id");
+    let path = format!("/v1/shops/{id}");
+    assert_eq!(get(node, &path).await["name"], "Old");
+    // Nobody tells the node.
+    execute(Kind::Postgres, &nodes.storages[0], &format!("UPDATE shop SET name = 'New' WHERE id = {id}")).await;
+    until("the value is loaded again", async || get(node, &path).await["name"] == "New").await;
 }
 
 /// Requests for ids that do not exist, each for another one, do not reach the database once the filter is built. New ids pass at once. Ids

@@ -1,5 +1,6 @@
 //! Rate limits of the tier `shared`: they hold over all nodes together, and for each node by itself while Redis does not answer.
 
+use std::cell::Cell;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use stampede_proof::recorder::Recorder;
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Client, Proxy, Reply, count, redis, until};
 
+use crate::login::{post_from, solve};
 use crate::shared::{Nodes, evaluated};
 use crate::shop::{Kind, Shop, Storage, command};
 
@@ -79,6 +81,66 @@ async fn buying_and_other_requests_are_limited_over_all_nodes(kind: Kind) {
     }
 }
 
+async fn reads_and_searches_are_limited_over_all_nodes(kind: Kind) {
+    let nodes = start(kind, &[("LIMITS__READS_PER_ADDRESS", 21), ("LIMITS__SEARCHES_PER_ADDRESS", 6)]);
+    let search = async |client: &mut Client| client.get("/v1/shops?name=tea", "").await.unwrap();
+    assert_eq!(passed(&nodes, 10, search).await, 6);
+    // A search is a read as well, also one that the limit of searches refuses.
+    let read = async |client: &mut Client| client.get("/v1/sales", "").await.unwrap();
+    assert_eq!(passed(&nodes, 20, read).await, 11);
+    for shop in nodes.shops {
+        for limit in ["reads_per_address", "searches_per_address"] {
+            assert_eq!(fallbacks(&shop, limit).await, 0.0, "{limit}");
+        }
+        assert!(shop.stop().success());
+    }
+}
+
+/// Codes to many phones, for one address and by the whole shop.
+async fn codes_of_an_address_and_of_the_shop_are_limited_over_all_nodes(kind: Kind) {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = directory.path().join("settings.toml");
+    std::fs::write(&settings, "[http]\ntrusted_proxies = [\"127.0.0.0/8\"]\n").unwrap();
+    let nodes = Nodes::start_with(kind, 2, |_, mut command| {
+        command.arg("--config").arg(&settings);
+        with_limits(command, &[("LOGIN__CODES_PER_ADDRESS", 5), ("LOGIN__CODES_PER_SHOP", 12)])
+    });
+    let phones = Cell::new(0);
+    let code = async |client: &mut Client, address: &str| {
+        let phone = format!("138{:08}", phones.replace(phones.get() + 1));
+        post_from(client, address, "/v1/login/codes", &json!({ "phone": phone })).await
+    };
+    assert_eq!(passed(&nodes, 8, async |client| code(client, "192.0.2.1").await).await, 5);
+    assert_eq!(passed(&nodes, 8, async |client| code(client, "192.0.2.2").await).await, 5, "another address");
+    assert_eq!(passed(&nodes, 8, async |client| code(client, "192.0.2.3").await).await, 2, "twelve by the shop");
+    for shop in nodes.shops {
+        assert_eq!(fallbacks(&shop, "codes").await, 0.0);
+        assert!(shop.stop().success());
+    }
+}
+
+/// Codes to one phone for many addresses.
+async fn codes_of_a_phone_are_limited_over_all_nodes(kind: Kind) {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = directory.path().join("settings.toml");
+    std::fs::write(&settings, "[http]\ntrusted_proxies = [\"127.0.0.0/8\"]\n").unwrap();
+    let nodes = Nodes::start_with(kind, 2, |_, mut command| {
+        command.arg("--config").arg(&settings);
+        with_limits(command, &[("LOGIN__CODES_PER_PHONE", 6)])
+    });
+    let addresses = Cell::new(0);
+    let code = async |client: &mut Client, phone: &str| {
+        let address = format!("192.0.2.{}", addresses.replace(addresses.get() + 1));
+        post_from(client, &address, "/v1/login/codes", &json!({ "phone": phone })).await
+    };
+    assert_eq!(passed(&nodes, 10, async |client| code(client, "13800138000").await).await, 6);
+    assert_eq!(passed(&nodes, 10, async |client| code(client, "13800138001").await).await, 6, "another phone");
+    for shop in nodes.shops {
+        assert_eq!(fallbacks(&shop, "codes").await, 0.0);
+        assert!(shop.stop().success());
+    }
+}
+
 async fn logins_and_codes_are_limited_over_all_nodes(kind: Kind) {
     let nodes =
         start(kind, &[("LOGIN__PER_ADDRESS", 40), ("LOGIN__CODES_PER_PHONE", 100), ("LOGIN__CODES_PER_PHONE_DAY", 8)]);
@@ -111,6 +173,28 @@ async fn logins_and_codes_are_limited_over_all_nodes(kind: Kind) {
     }
 }
 
+/// A solved puzzle gives one code over all nodes.
+async fn a_puzzle_works_once_over_all_nodes(kind: Kind) {
+    let nodes = Nodes::start_with(kind, 2, |_, command| {
+        let mut command = with_limits(command, &[]);
+        command.env("STAMPEDE__LOGIN__PROOF_OF_WORK_BITS", "10");
+        command
+    });
+    let [one, other] = &nodes.shops[..] else { unreachable!() };
+    let phone = "13800138000";
+    for (first, second) in [(one, other), (other, one)] {
+        let puzzle = first.client().await.get("/v1/login/puzzle", "").await.unwrap().text("puzzle");
+        let solved = json!({ "phone": phone, "puzzle": puzzle, "answer": solve(&puzzle, phone) });
+        let code = async |shop: &Shop| shop.client().await.post("/v1/login/codes", "", &solved).await.unwrap();
+        let sent = code(first).await;
+        assert_eq!(sent.status, 200, "{sent:?}");
+        for shop in [second, first] {
+            let again = code(shop).await;
+            assert_eq!((again.status.as_u16(), again.text("code").as_str()), (422, "proof_required"));
+        }
+    }
+}
+
 /// Redis hangs: reads are let through and counted, and logins are limited by the node itself.
 async fn limits_hold_for_each_node_while_redis_hangs(kind: Kind) {
     let server = redis::start().unwrap();
@@ -119,15 +203,18 @@ async fn limits_hold_for_each_node_while_redis_hangs(kind: Kind) {
     let mut command = command(&storage);
     command.args(["--tier", "shared", "--redis", &redis::url(proxy.address().port())]);
     command.env("STAMPEDE__LOGIN__PER_ADDRESS__COUNT", "20").env("STAMPEDE__LOGIN__PER_ADDRESS__WINDOW_MS", "3600000");
+    command.env("STAMPEDE__LIMITS__READS_PER_ADDRESS__COUNT", "2000");
+    command.env("STAMPEDE__LIMITS__READS_PER_ADDRESS__WINDOW_MS", "3600000");
     let shop = Shop::run(command);
     let mut client = shop.client().await;
     proxy.set(Fault::Hang);
     let before = [fallbacks(&shop, "reads_per_address").await, fallbacks(&shop, "login_per_address").await];
     let started = Instant::now();
-    for _ in 0..200 {
+    // The limit is 2,000, so the node holds back a hundred requests. From then on each asks Redis, until it answers.
+    for _ in 0..300 {
         assert_eq!(client.get("/v1/sales", "").await.unwrap().status, 200);
     }
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert_eq!(fallbacks(&shop, "reads_per_address").await - before[0], 200.0);
     let mut refused = 0;
     for _ in 0..30 {
@@ -138,33 +225,38 @@ async fn limits_hold_for_each_node_while_redis_hangs(kind: Kind) {
     proxy.set(Fault::None);
     until("Redis counts again", async || {
         let before = fallbacks(&shop, "reads_per_address").await;
-        client.get("/v1/sales", "").await.unwrap();
+        for _ in 0..101 {
+            client.get("/v1/sales", "").await.unwrap();
+        }
         fallbacks(&shop, "reads_per_address").await == before
     })
     .await;
 }
 
-/// Concurrent requests to buy are counted with few calls of Redis.
-async fn concurrent_requests_share_calls_of_redis(kind: Kind) {
+/// A crowd of which every user tries once is not counted in Redis: the limits hold by themselves for so few requests.
+async fn a_crowd_far_from_its_limits_costs_no_calls_of_redis(kind: Kind) {
     let nodes = Nodes::start_with(kind, 1, |_, command| with_limits(command, &[]));
     let shop = &nodes.shops[0];
-    let buyers = shop.log_in(0, count(1000, 250)).await;
+    let buyers = shop.log_in(0, count(900, 250)).await;
     let sale = nodes.create_sale(buyers.len() as u32).await;
     let history = Arc::new(Recorder::default());
     let calls = async || (shop.metric("stampede_limit_calls_total").await, evaluated(&nodes.redis));
     let before = calls().await;
     nodes.storm(&history, sale, &buyers, 1).await;
     let after = calls().await;
-    let (calls, all) = (after.0 - before.0, after.1 - before.1);
     assert_eq!(history.count(Response::Created), buyers.len());
-    eprintln!("{} concurrent requests to buy: {calls} calls of the limits, {all} of all scripts", buyers.len());
-    assert!(calls <= buyers.len() as f64 * 0.8, "{calls} calls for {} requests", buyers.len());
+    eprintln!("{} requests to buy: {} calls of scripts", buyers.len(), after.1 - before.1);
+    assert_eq!(after.0 - before.0, 0.0, "calls of the limits");
     assert_eq!(fallbacks(shop, "buy_per_user").await, 0.0);
 }
 
 on_each_database!(
     servers: buying_and_other_requests_are_limited_over_all_nodes,
+    reads_and_searches_are_limited_over_all_nodes,
     logins_and_codes_are_limited_over_all_nodes,
+    codes_of_an_address_and_of_the_shop_are_limited_over_all_nodes,
+    codes_of_a_phone_are_limited_over_all_nodes,
+    a_puzzle_works_once_over_all_nodes,
     limits_hold_for_each_node_while_redis_hangs,
-    concurrent_requests_share_calls_of_redis
+    a_crowd_far_from_its_limits_costs_no_calls_of_redis
 );

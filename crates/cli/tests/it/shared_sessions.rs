@@ -1,9 +1,11 @@
 //! Sessions in the tier `shared`: they are known to all nodes, and end on all of them at once.
 
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use hyper::Method;
 use serde_json::Value;
+use stampede_core::failpoint;
 use stampede_testkit::proxy::Fault;
 use stampede_testkit::{Client, Proxy, redis, until};
 
@@ -145,8 +147,121 @@ async fn sessions_end_while_redis_refuses_writes(kind: Kind) {
     }
 }
 
+/// How a session ends while another node looks it up.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    LoggedOut,
+    /// By an administrator.
+    Revoked,
+    /// Logged out, while the message about it does not reach the node that looks the session up.
+    Unheard,
+}
+
+async fn my_orders(address: SocketAddr, token: &str) -> u16 {
+    Client::connect(address).await.unwrap().get("/v1/orders", token).await.unwrap().status.as_u16()
+}
+
+/// A node has read a session and not cached it yet when the session ends, on another node or on itself: the token is not accepted any more,
+/// neither by that request nor by a later one.
+async fn a_session_that_ends_during_a_look_up_stays_ended(kind: Kind) {
+    for failpoint in failpoint::SESSIONS {
+        let directory = tempfile::tempdir().unwrap();
+        let (armed, reached) = (directory.path().join("look-up"), directory.path().join("look-up.reached"));
+        let nodes = Nodes::start_with(kind, 2, |n, mut command| {
+            if n == 1 {
+                // One thread is held.
+                command.env("TOKIO_WORKER_THREADS", "4");
+                command.env("STAMPEDE_FAILPOINTS", format!("{failpoint}=hold:{}", armed.display()));
+            }
+            command
+        });
+        let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap();
+        let [one, other] = &nodes.shops[..] else { unreachable!() };
+        let log_out = async |shop: &Shop, buyer: &Buyer| {
+            let mut client = shop.client().await;
+            client.call(Method::DELETE, "/v1/session", &buyer.token, &Value::Null).await.unwrap().status.as_u16()
+        };
+        let mut ends = vec![(End::LoggedOut, one), (End::Revoked, one), (End::LoggedOut, other), (End::Revoked, other)];
+        if failpoint == "session.loaded" {
+            // Later than this, only the message ends the session on the node.
+            ends.push((End::Unheard, one));
+        }
+        for (n, (end, ended_on)) in (0..).step_by(2).zip(ends) {
+            eprintln!("{failpoint}: {end:?} on {}", ended_on.address);
+            // `witness` shows that messages have arrived.
+            let buyers = one.log_in(n, 2).await;
+            let [buyer, witness] = &buyers[..] else { unreachable!() };
+            // Sessions are read from the ledger, not from their copies.
+            let copies = ask(&["keys", "stampede:*:session:[0-9]*"]);
+            for copy in copies.lines().filter(|copy| !copy.is_empty()) {
+                ask(&["del", copy]);
+            }
+            assert_eq!(my_orders(other.address, &witness.token).await, 200);
+            std::fs::write(&armed, "").unwrap();
+            let (address, token) = (other.address, buyer.token.clone());
+            let looking_up = tokio::spawn(async move { my_orders(address, &token).await });
+            until("the session was read", async || reached.exists()).await;
+            match end {
+                End::LoggedOut => assert_eq!(log_out(ended_on, buyer).await, 204),
+                End::Revoked => {
+                    let path = format!("/admin/v1/users/{}/sessions", buyer.id);
+                    let mut client = ended_on.client().await;
+                    assert_eq!(client.call(Method::DELETE, &path, TOKEN, &Value::Null).await.unwrap().status, 204);
+                }
+                End::Unheard => {
+                    ask(&["client", "kill", "type", "pubsub"]);
+                    assert_eq!(log_out(ended_on, buyer).await, 204);
+                }
+            }
+            if !matches!(end, End::Unheard) {
+                assert_eq!(log_out(one, witness).await, 204);
+                until("the messages have arrived", async || my_orders(other.address, &witness.token).await == 401)
+                    .await;
+            }
+            assert!(!looking_up.is_finished(), "the look-up is held");
+            std::fs::remove_file(&reached).unwrap();
+            assert_eq!(looking_up.await.unwrap(), 401, "the request that has read the session");
+            for shop in &nodes.shops {
+                assert_eq!(my_orders(shop.address, &buyer.token).await, 401, "a later request");
+            }
+        }
+    }
+}
+
+/// A session that is used on one node does not expire on another one, where it was used before and not since. One that is not used expires.
+async fn a_session_that_is_used_on_one_node_is_open_on_all(kind: Kind) {
+    const TTL: Duration = Duration::from_secs(3);
+    let nodes = Nodes::start_with(kind, 2, |_, mut command| {
+        command.env("STAMPEDE__LOGIN__SESSION_TTL_MS", TTL.as_millis().to_string());
+        command
+    });
+    let [one, other] = [&nodes.shops[0], &nodes.shops[1]].map(|shop| shop.address);
+    let buyers = nodes.shops[0].log_in(0, 2).await;
+    let [used, unused] = &buyers[..] else { unreachable!() };
+    let mut last_use = Instant::now();
+    for address in [one, other] {
+        for buyer in &buyers {
+            assert_eq!(my_orders(address, &buyer.token).await, 200);
+        }
+    }
+    let used_on_both_at = Instant::now();
+    until("it would have expired", async || {
+        assert!(last_use.elapsed() < TTL, "the machine is too slow for this test");
+        last_use = Instant::now();
+        assert_eq!(my_orders(other, &used.token).await, 200);
+        used_on_both_at.elapsed() > TTL + Duration::from_millis(500)
+    })
+    .await;
+    assert_eq!(my_orders(one, &used.token).await, 200, "it was used on the other node");
+    for address in [one, other] {
+        assert_eq!(my_orders(address, &unused.token).await, 401, "it was used on neither");
+    }
+}
+
 on_each_database!(
     servers: sessions_end_on_every_node_at_once,
     revoked_sessions_stay_revoked,
+    a_session_that_ends_during_a_look_up_stays_ended,
+    a_session_that_is_used_on_one_node_is_open_on_all,
     sessions_end_while_redis_refuses_writes
 );

@@ -177,8 +177,9 @@ impl Shop {
         stampede_testkit::observe(contract::judge);
         let mut process = Process::start(command).unwrap();
         let address = process.wait_for(Duration::from_secs(60), |line| {
-            let (_, address) = line.trim().strip_prefix("open")?.split_once("://")?;
-            address.strip_suffix('/')?.parse().ok()
+            let line = line.trim();
+            let (_, address) = line.strip_prefix("open").or_else(|| line.strip_prefix("health"))?.split_once("://")?;
+            address.split('/').next()?.parse().ok()
         });
         Self { address: address.expect("the server did not start"), process }
     }
@@ -222,13 +223,18 @@ impl Shop {
 
     /// Creates a sale, which may fail while the gate cannot be used.
     pub async fn try_create_sale(&self, stock: u32, begin: Timestamp, end: Timestamp) -> Reply {
+        let voucher = self.create_voucher().await;
+        let sale = json!({ "voucher_id": voucher, "stock": stock, "begin": begin, "end": end });
+        self.admin("sales", &sale).await
+    }
+
+    /// Creates a voucher in a shop of its own, and returns its id.
+    pub async fn create_voucher(&self) -> String {
         let shop = self.admin("shops", &json!({ "type_id": "1", "name": "Test shop" })).await.text("id");
         let voucher = json!({
             "shop_id": shop, "kind": "flash_sale", "title": "Test", "price_cents": 100, "worth_cents": 200,
         });
-        let voucher = self.admin("vouchers", &voucher).await.text("id");
-        let sale = json!({ "voucher_id": voucher, "stock": stock, "begin": begin, "end": end });
-        self.admin("sales", &sale).await
+        self.admin("vouchers", &voucher).await.text("id")
     }
 
     /// Logs in the buyers `from..from + count`, each by a code.
@@ -258,6 +264,12 @@ impl Shop {
     /// A counter or gauge of `/metrics` by its full name.
     pub async fn metric(&self, name: &str) -> f64 {
         metric(&mut self.client().await, name).await
+    }
+
+    /// Whether `/metrics` has this text. Some metrics appear with their first value.
+    pub async fn has_metric(&self, text: &str) -> bool {
+        let metrics = self.client().await.get("/metrics", TOKEN).await.unwrap();
+        String::from_utf8_lossy(&metrics.body).contains(text)
     }
 }
 
@@ -309,15 +321,27 @@ pub async fn verify_through_routes(history: &Recorder, nodes: &[&Shop], sale: Sa
     verify_system(Rules::default(), history, system(nodes), sale).await
 }
 
+/// Like [`verify`], and returns the violations instead of the number of orders.
+pub async fn violations(history: &Recorder, storage: &Storage, nodes: &[&Shop], sale: SaleId) -> Vec<String> {
+    let ledger = Some(read_only(storage).await);
+    check_system(Rules::default(), history, System { ledger, ..system(nodes) }, sale).await.1
+}
+
 async fn verify_system(rules: Rules, history: &Recorder, system: System, sale: SaleId) -> usize {
+    let (live, failed) = check_system(rules, history, system, sale).await;
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    live
+}
+
+/// The number of live orders, and the violations.
+async fn check_system(rules: Rules, history: &Recorder, system: System, sale: SaleId) -> (usize, Vec<String>) {
     let rules = Rules { at_rest: true, ..rules };
     let (evidence, lines) = system.check(&[sale], POLLING, rules, Some(&history.all())).await.unwrap();
-    let failed: Vec<String> = lines.iter().filter(|line| line.failed()).map(Line::to_string).collect();
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    let failed = lines.iter().filter(|line| line.failed()).map(Line::to_string).collect();
     if let Some(ledger) = system.ledger {
         ledger.close().await;
     }
-    evidence[0].ledger.orders.iter().filter(|row| row.live).count()
+    (evidence[0].ledger.orders.iter().filter(|row| row.live).count(), failed)
 }
 
 fn system(nodes: &[&Shop]) -> System {

@@ -70,6 +70,36 @@ async fn webhook_credentials_are_sent_and_never_shown() {
     assert!(!shown.contains(PASSWORD) && !shown.contains("bWU6YS12ZXJ5"), "{shown}");
 }
 
+/// Every URL in the settings may contain credentials, and `config show` shows none.
+#[test]
+fn credentials_of_every_url_in_the_settings_are_hidden() {
+    let storage = temporary_storage();
+    let file = storage.path().join("settings.toml");
+    for (section, name) in [
+        ("login", "webhook_url"),
+        ("alerts", "webhook_url"),
+        ("events", "webhook_url"),
+        ("payments", "refund_url"),
+        ("redis", "url"),
+        ("rabbitmq", "url"),
+    ] {
+        let url = match section {
+            "redis" => format!("redis://me:{PASSWORD}@host:6379/2"),
+            "rabbitmq" => format!("amqp://me:{PASSWORD}@host:5672/shop"),
+            _ => format!("http://me:{PASSWORD}@host/path?token={PASSWORD}"),
+        };
+        std::fs::write(&file, format!("[{section}]\n{name} = \"{url}\"\n")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
+        let output = command.args(["config", "show", "--config"]).arg(&file).output().unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && error.is_empty(), "{section}: {error}");
+        let (scheme, _) = url.split_once(':').unwrap();
+        assert!(shown.contains(&format!("{scheme}://***@host")), "{section}: {shown}");
+        assert!(!shown.contains(PASSWORD), "{section}: {shown}");
+    }
+}
+
 /// The error about an invalid file or URL names the storage without credentials.
 #[test]
 fn settings_errors_do_not_show_credentials() {

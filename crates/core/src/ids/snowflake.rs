@@ -89,6 +89,13 @@ impl Snowflake {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).lease.worker
     }
 
+    /// Whether the next id can be made.
+    pub fn is_usable(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let next_ms = if state.sequence < LAST_SEQUENCE { state.ms } else { state.ms + 1 };
+        next_ms < state.lease.until.ms()
+    }
+
     /// The first millisecond that no id has used: a new lease must reach beyond it.
     pub fn unused_from(&self) -> Timestamp {
         Timestamp::from_ms(self.state.lock().unwrap_or_else(PoisonError::into_inner).ms + 1)
@@ -156,9 +163,11 @@ mod tests {
         assert!(generator.next().unwrap() > ids[ids.len() - 1]);
         clock.set(Timestamp::from_ms(START_MS + 1_000_000));
         assert!(generator.next().unwrap() > ids[ids.len() - 1], "a clock far ahead does not stop it");
+        assert!(generator.is_usable());
         let rest = std::iter::from_fn(|| generator.next().ok()).count();
         assert_eq!(rest, 4096 - 2, "and does not lead it out of its lease");
         assert_eq!(generator.next(), Err(LeaseEnded));
+        assert!(!generator.is_usable());
     }
 
     #[derive(Debug, Clone)]

@@ -17,15 +17,26 @@ pub enum ScheduledWork {
     DeleteExpired,
     /// Comparing gate and ledger, and repairing what differs.
     Reconcile,
+    /// Cancelling orders that were not paid in time.
+    ExpireOrders,
+    /// Sending the steps of orders to a receiver of the operator.
+    DeliverEvents,
 }
 
 impl ScheduledWork {
+    /// Whether any number of processes may do it at the same time. Then its lock only avoids double work, and the ledger checks no token.
+    pub const fn is_safe_at_once(self) -> bool {
+        matches!(self, Self::ExpireOrders | Self::DeliverEvents)
+    }
+
     /// The name of the lock, and in the ledger.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::IndexOrders => "index_orders",
             Self::DeleteExpired => "delete_expired",
             Self::Reconcile => "reconcile",
+            Self::ExpireOrders => "expire_orders",
+            Self::DeliverEvents => "deliver_events",
         }
     }
 }

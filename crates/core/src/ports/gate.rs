@@ -73,6 +73,9 @@ pub struct Release {
     pub order: OrderId,
     /// The live order that the ledger found instead; the mark is set to it.
     pub existing: Option<OrderId>,
+    /// Whether the order was live in the ledger and has ended. In a sale in which nobody may buy again, the gate remembers it, and answers
+    /// its user with [`Admission::AlreadyHas`].
+    pub ended: bool,
 }
 
 /// The state of one sale in the gate.

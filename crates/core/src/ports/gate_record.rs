@@ -1,7 +1,7 @@
 //! The ledger's record of a gate on a server: which incarnation of it is valid, and which sales are open in it.
 //!
-//! A rebuild replaces the incarnation, so that whatever the gate held before is no longer used; then every sale gets a new epoch, is
-//! loaded into the gate, and is marked as open.
+//! A rebuild replaces the incarnation, so that whatever the gate held before is no longer used: a sale that was opened under another one is
+//! closing. Then every sale gets a new epoch, is loaded into the gate, and is marked as open.
 
 use async_trait::async_trait;
 
@@ -27,6 +27,10 @@ pub enum ClaimOutcome {
     Claimed,
     /// A process of this tier runs on the ledger.
     OtherTier(String),
+    /// Processes run on the ledger that write events, and this one does not, or the reverse.
+    OtherEvents,
+    /// This tier was the last one, which must not be followed by the claimed one.
+    After(String),
 }
 
 #[async_trait]
@@ -34,19 +38,21 @@ pub trait GateRecords: Send + Sync {
     /// The record of the gate. `new_id` becomes the ledger's id if it has none.
     async fn gate_record(&self, new_id: &str) -> Result<GateRecord>;
 
-    /// Records the tier of the process that holds a worker number as `holder`, unless a process of another tier holds one. A change
-    /// of the tier replaces the incarnation, because the gate of the earlier time is out of date.
-    async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome>;
+    /// Records the tier of the process that holds a worker number as `holder`, and whether it writes events, unless a process of another
+    /// tier holds one, or one that differs in the events (its orders would have none), or the last tier was one of `not_after`. A change of
+    /// the tier replaces the incarnation, because the gate of the earlier time is out of date.
+    async fn claim_tier(&self, holder: &str, tier: &str, not_after: &[&str]) -> Result<ClaimOutcome>;
 
-    /// Begins a rebuild on the server with this replication id: replaces the incarnation `from` by the next one, which is returned, and
-    /// marks the sales that end after `end_after` as closing. `None` if the incarnation is another by now.
-    async fn begin_rebuild(&self, from: u64, replication_id: &str, end_after: Timestamp) -> Result<Option<u64>>;
+    /// Begins a rebuild on the server with this replication id: replaces the incarnation `from` by the next one, which is returned. Sales
+    /// that were open are closing from then on. No row of a sale is written, so that a locked one holds up no other. `None` if the incarnation is another by now.
+    async fn begin_rebuild(&self, from: u64, replication_id: &str) -> Result<Option<u64>>;
 
-    /// Gives a sale the next epoch, marks it as loading, and reads its live orders, in one transaction. `None` if the incarnation is
-    /// another by now, or there is no such sale.
-    async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>>;
+    /// Gives a sale the epoch after `epoch`, marks it as loading, and reads its live orders, in one transaction. `None` if its epoch or the
+    /// incarnation is another by now, or there is no such sale. [`LedgerError::Conflict`](super::LedgerError::Conflict) if its row stays locked.
+    async fn begin_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<Option<LoadedSale>>;
 
-    /// Marks a sale that was loaded as open. `false` if it is not loading under this epoch, or the incarnation is another by now.
+    /// Marks a sale that was loaded as open under this incarnation. `false` if it is not loading under this epoch, or the incarnation is
+    /// another by now.
     async fn finish_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<bool>;
 
     /// The database's clock.

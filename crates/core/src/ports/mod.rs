@@ -1,8 +1,8 @@
 //! The interfaces between the engine and what it is built on.
 //!
 //! - [`gate`]: decides who may buy
-//! - [`Ledger`]: stores sales and orders, whichever database it is written for; made of [`OrderLedger`], [`SaleLedger`],
-//!   [`GateRecords`], [`QueueRecords`], [`ReconcileLog`], [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
+//! - [`Ledger`]: stores sales and orders, whichever database it is written for; made of [`OrderLedger`], [`PaymentLedger`], [`SaleLedger`],
+//!   [`EventOutbox`], [`GateRecords`], [`QueueRecords`], [`ReconcileLog`], [`WorkerLeases`] and [`AuditLog`], so that a component asks for only what it uses
 //! - [`Catalogue`]: shops and vouchers; [`Accounts`]: users and sessions
 //!
 //! Scheduled work is called with a [`Fence`] where several processes share a ledger.
@@ -13,11 +13,13 @@
 mod accounts;
 mod audit;
 mod catalogue;
+mod event_outbox;
 mod fence;
 pub mod gate;
 mod gate_record;
 mod leases;
 mod orders;
+mod payments;
 mod queue;
 mod reconcile;
 mod sales;
@@ -33,16 +35,19 @@ pub use accounts::{
 };
 pub use audit::{AuditFilter, AuditLog, AuditRow};
 pub use catalogue::{Catalogue, ReplaceOutcome, ShopFilter, ShopPage};
+pub use event_outbox::{EventDelivery, EventOutbox, HeldEvent, OutboxEntry, OutgoingEvent, RejectedEvent, WaitingStep};
 pub use fence::{Fence, Fenced, ScheduledWork};
 pub use gate::{Decision, Gate, GateError, Snapshot};
 pub use gate_record::{ClaimOutcome, GateRecord, GateRecords};
 pub use leases::WorkerLeases;
 pub use orders::{
-    Admitted, DiscardOutcome, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome, TransitionOutcome,
+    Admitted, DiscardOutcome, Expired, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder, RecordOutcome,
+    TransitionOutcome,
 };
-pub use queue::{QueueClaim, QueueRecords, QueueSettings};
+pub use payments::{MAX_REDEEM_TRIES, PaymentLedger, PaymentOutcome};
+pub use queue::{ParkedMessage, QueueClaim, QueueRecords, QueueSettings};
 pub use reconcile::{ReconcileLog, ReconcileRow};
-pub use sales::{EditOutcome, LoadedSale, SaleDraft, SaleLedger, SaleRecords, StockChange};
+pub use sales::{EditOutcome, LoadedSale, SaleDraft, SaleEdit, SaleLedger, SaleRecords, SettingChange, StockChange};
 
 type Source = Box<dyn StdError + Send + Sync>;
 
@@ -77,7 +82,16 @@ pub enum CreateOutcome {
 /// The record of sales and orders.
 #[async_trait]
 pub trait Ledger:
-    OrderLedger + SaleLedger + GateRecords + QueueRecords + ReconcileLog + WorkerLeases + AuditLog + fmt::Debug
+    OrderLedger
+    + PaymentLedger
+    + SaleLedger
+    + EventOutbox
+    + GateRecords
+    + QueueRecords
+    + ReconcileLog
+    + WorkerLeases
+    + AuditLog
+    + fmt::Debug
 {
     /// Checks that the database answers and accepts writes.
     async fn ping(&self) -> Result<()>;

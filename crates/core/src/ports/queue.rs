@@ -6,6 +6,7 @@
 use async_trait::async_trait;
 
 use super::Result;
+use crate::SaleId;
 
 /// What all processes of an installation must agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,15 @@ pub enum QueueClaim {
     OtherPartitions(u16),
 }
 
+/// A message of the queue that is kept in the ledger, because its orders cannot be recorded for now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParkedMessage {
+    /// A digest of the payload: the same message is kept once.
+    pub id: [u8; 32],
+    pub sale: SaleId,
+    pub payload: Vec<u8>,
+}
+
 #[async_trait]
 pub trait QueueRecords: Send + Sync {
     /// Records the settings of the process that holds a worker number as `holder`, unless other processes run with others. Another
@@ -35,9 +45,23 @@ pub trait QueueRecords: Send + Sync {
     /// partitions changes only together with the queue.
     async fn claim_queue(&self, holder: &str, settings: &QueueSettings) -> Result<QueueClaim>;
 
-    /// Reports that the marker of this incarnation has come through a partition: everything before it is recorded.
+    /// Reports that the marker of this incarnation has come through a partition: everything before it is recorded. A marker of an incarnation
+    /// that has not begun is ignored.
     async fn pass_marker(&self, partition: u16, incarnation: u64) -> Result<()>;
 
     /// Through how many partitions the marker of this incarnation, or of a later one, has come.
     async fn passed_markers(&self, incarnation: u64) -> Result<u16>;
+
+    /// Keeps messages, all of them or none, without touching their sales. Returns `false`, and keeps none, if there would be more than
+    /// `limit` messages; processes that do this at the same time may exceed it.
+    async fn park(&self, messages: &[ParkedMessage], limit: u64) -> Result<bool>;
+
+    /// The sales with parked messages, and how many each has.
+    async fn parked_sales(&self) -> Result<Vec<(SaleId, u64)>>;
+
+    /// The parked messages of a sale with an id above `after`, by rising id, at most `limit`.
+    async fn parked(&self, sale: SaleId, after: Option<[u8; 32]>, limit: u32) -> Result<Vec<ParkedMessage>>;
+
+    /// Deletes parked messages, whose orders are recorded.
+    async fn unpark(&self, messages: &[ParkedMessage]) -> Result<()>;
 }

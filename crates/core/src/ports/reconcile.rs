@@ -34,13 +34,18 @@ pub trait ReconcileLog: Send + Sync {
     async fn reconciled(&self, before: Option<i64>, limit: u32) -> Result<Vec<ReconcileRow>>;
 
     /// Sets cap and total of a sale to the cap of the gate, but not below what is sold, if the version is still this one and the total
-    /// does not rise. This completes reductions. Returns the resulting cap, or `None` if nothing was changed.
+    /// does not rise. This completes reductions. Returns the resulting cap, or `None` if nothing was changed;
+    /// [`LedgerError::Conflict`](super::LedgerError::Conflict) if the row stays locked.
     async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32, now: Timestamp) -> Result<Option<u32>>;
 
     /// Raises the version of a sale if it is still this one, so that an edit with the ledger's values replaces those of the gate. Returns
     /// whether it did.
     async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool>;
 
-    /// Records that an alert is sent. `false` if it was sent less than `repeat_after` ago: then it must not be sent again.
+    /// Records that an alert is sent. `false` if it was sent less than `repeat_after` ago: then it must not be sent again. `now` is the time
+    /// of the ledger, so that nodes with different clocks agree.
     async fn claim_alert(&self, alert: &str, now: Timestamp, repeat_after: Duration) -> Result<bool>;
+
+    /// Forgets that an alert was sent, because its case has ended: if it begins again, the alert is sent again.
+    async fn clear_alert(&self, alert: &str) -> Result<()>;
 }

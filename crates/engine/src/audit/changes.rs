@@ -76,6 +76,8 @@ impl Auditable for Sale {
             ("end", self.window.end.to_string().into()),
             ("status", self.status.as_str().into()),
             ("total", self.total.into()),
+            ("payment_deadline_ms", self.payment_deadline_ms.into()),
+            ("buy_again", self.buy_again.into()),
         ]
     }
 }

@@ -97,10 +97,10 @@ impl Ids {
 
     /// Whether ids can be made.
     pub(crate) fn ready(&self) -> Result<(), Error> {
-        if self.counters.iter().all(|counter| counter.is_usable()) {
-            Ok(())
-        } else {
-            Err(Error::Unready("no ids can be made".to_owned()))
-        }
+        let is_usable = match &self.counters[..] {
+            [] => self.worker.is_usable(),
+            counters => counters.iter().all(|counter| counter.is_usable()),
+        };
+        if is_usable { Ok(()) } else { Err(Error::Unready("no ids can be made".to_owned())) }
     }
 }

@@ -15,7 +15,7 @@ mod solo;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use stampede_core::ports::gate::AdmitRequest;
@@ -30,11 +30,13 @@ use crate::auth::CachedSession;
 use crate::catalogue_cache::{CacheConfig, Sharing};
 use crate::engine::StartError;
 use crate::error::Error;
+use crate::ledger_breaker::LedgerBreaker;
 use crate::reconcile::ReconcileReport;
 use crate::recording::CommitOutcome;
 use crate::sale_index::SaleIndex;
 use crate::sessions::Sessions;
 use crate::shared_sessions::SharedSessions;
+use crate::without_order::WithoutOrder;
 
 pub(crate) use self::redis::gate_record;
 pub use self::redis::{ReconcileConfig, RedisTierConfig};
@@ -61,7 +63,19 @@ impl TierConfig {
             Self::Queued(_) => "shielded",
         }
     }
+
+    /// The tiers after which this one must not be started. The gate in memory is loaded from the ledger, so accepted orders that are not
+    /// recorded yet would be lost. A gate in Redis records what it holds when it is rebuilt.
+    pub(crate) const fn not_after(&self) -> &'static [&'static str] {
+        match self {
+            Self::Solo(SoloConfig { abandon_queue: false, .. }) => &WITH_QUEUE,
+            Self::Solo(_) | Self::Shared(_) | Self::Queued(_) => &[],
+        }
+    }
 }
+
+/// The tiers with a queue outside the ledger.
+const WITH_QUEUE: [&str; 2] = ["queued", "shielded"];
 
 /// How the orders of a gate in Redis get to the ledger.
 #[derive(Debug, Clone)]
@@ -98,6 +112,14 @@ pub(crate) struct Context {
     pub(crate) alerts: Arc<Alerts>,
     /// The locks of scheduled work; `None` in tiers without Redis.
     pub(crate) locks: Option<Locks>,
+    pub(crate) ledger_breaker: Arc<LedgerBreaker>,
+    /// Who has no order in sales that have left the gate.
+    pub(crate) without_order: Arc<WithoutOrder>,
+}
+
+/// The time of an order of which only the mark is known: now, but inside of the sale's window, because it was admitted there.
+fn time_of_mark(sale: Option<&Sale>, now: Timestamp) -> Timestamp {
+    sale.map_or(now, |sale| now.min(sale.window.end.minus(Duration::from_millis(1))).max(sale.window.begin))
 }
 
 /// The answer of [`Tier::admit`].
@@ -150,7 +172,7 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// The order of this user that is on its way to the ledger, in tiers with a queue.
     async fn pending_order(&self, sale: SaleId, user: UserId) -> Result<Option<OrderId>, Error>;
 
-    /// Waits for an order that is on its way to the ledger; `None` in tiers without a queue.
+    /// Waits for an order that will be on its way to the ledger, or looks at its row; `None` in tiers without a queue.
     fn wait_for_order(&self, sale: SaleId, order: OrderId) -> Result<Option<OrderWait>, Error>;
 
     /// Finds a sale that another process has created, puts it into the sale index, and lets requests for it through to the gate if it is
@@ -172,6 +194,9 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Why this node may refuse the user without asking the gate; `None` if the gate must be asked.
     fn local_refusal(&self, sale: SaleId, user: UserId) -> Option<Refusal>;
 
+    /// The time by which the gate decides, within the difference that is allowed between its clock and the ledger's.
+    async fn gate_time(&self) -> Result<Timestamp, Error>;
+
     /// What is left of a sale, as far as this process knows; `None` if the gate has no such sale.
     fn remaining(&self, sale: SaleId) -> Option<u32>;
 
@@ -183,6 +208,9 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
 
     /// Whether requests to buy can be served, as far as the gate is concerned.
     fn ready(&self) -> Result<(), Error>;
+
+    /// Whether requests to buy are served while the ledger cannot be used, as far as gate and queue are concerned.
+    fn accepts_without_ledger(&self) -> bool;
 
     /// How many requests wait for the gate or the ledger.
     fn waiting(&self) -> usize;
@@ -199,8 +227,8 @@ pub(crate) trait Tier: Send + Sync + fmt::Debug {
     /// Removes a dead letter, after putting it into the queue again if `retry`. Returns whether there was one.
     async fn remove_dead_letter(&self, id: DeadLetterId, retry: bool) -> Result<bool, Error>;
 
-    /// Rebuilds the gate from the ledger.
-    async fn rebuild(self: Arc<Self>) -> Result<(), Error>;
+    /// Rebuilds the gate from the ledger. Returns how many sales stay closed, because the ledger does not allow it now; they follow later.
+    async fn rebuild(self: Arc<Self>) -> Result<usize, Error>;
 
     /// Takes no more orders, and returns when every admitted order has an outcome.
     async fn close(&self);

@@ -15,7 +15,7 @@ async fn no_action_is_carried_out_without_an_audit_row() {
     let (engine, sale) = (&tier.engine, tier.sale);
     let set = async |status| {
         let action = Action::new("set", format!("sale {sale}"));
-        engine.audited(&caller, action, engine.set_sale_status(sale, status)).await.map(|view| view.sale.status)
+        engine.audited(&caller, action, engine.set_sale_status(sale, status, None)).await.map(|view| view.sale.status)
     };
     let log = async || engine.audit_log(AuditFilter { limit: 10, ..AuditFilter::default() }).await.unwrap();
 

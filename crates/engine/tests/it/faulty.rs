@@ -28,6 +28,8 @@ pub struct Faults {
     pub cuts: Mutex<VecDeque<Cut>>,
     pub poison: Mutex<Vec<UserId>>,
     pub calls: AtomicUsize,
+    /// How often the live order of a user was read.
+    pub live_orders: AtomicUsize,
     /// Whether the database rejects a discarded order, too.
     pub rejects_discards: AtomicBool,
     /// Whether the next calls of `audit` arrive; `false` is cut.
@@ -77,6 +79,10 @@ impl OrderLedger for Faulty {
         self.inner.quarantined_order(id).await
     }
 
+    async fn quarantined_sales(&self) -> Result<Vec<(SaleId, u64)>> {
+        self.inner.quarantined_sales().await
+    }
+
     async fn retry_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>> {
         self.inner.retry_quarantined(id).await
     }
@@ -92,6 +98,18 @@ impl OrderLedger for Faulty {
         self.inner.cancel(order, user, now).await
     }
 
+    async fn cancel_for_operator(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        self.inner.cancel_for_operator(order, now).await
+    }
+
+    async fn next_payment_due(&self) -> Result<Option<Timestamp>> {
+        self.inner.next_payment_due().await
+    }
+
+    async fn expire_orders(&self, now: Timestamp, limit: u32, except: &[SaleId]) -> Result<Expired> {
+        self.inner.expire_orders(now, limit, except).await
+    }
+
     async fn pending_releases(&self, after: Option<OrderId>, limit: u32) -> Result<Vec<PendingRelease>> {
         self.inner.pending_releases(after, limit).await
     }
@@ -104,11 +122,20 @@ impl OrderLedger for Faulty {
         self.inner.order(id).await
     }
 
+    async fn order_history(&self, id: OrderId) -> Result<Vec<OrderEvent>> {
+        self.inner.order_history(id).await
+    }
+
+    async fn steps_of(&self, orders: &[OrderId]) -> Result<Vec<(OrderId, OrderEvent)>> {
+        self.inner.steps_of(orders).await
+    }
+
     async fn orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>> {
         self.inner.orders_with(ids).await
     }
 
     async fn live_order(&self, sale: SaleId, user: UserId) -> Result<Option<Order>> {
+        self.faults.live_orders.fetch_add(1, Ordering::SeqCst);
         self.inner.live_order(sale, user).await
     }
 
@@ -118,6 +145,82 @@ impl OrderLedger for Faulty {
 
     async fn index_orders(&self, fence: Option<Fence>, ended_before: Timestamp, limit: u32) -> Result<Fenced<bool>> {
         self.inner.index_orders(fence, ended_before, limit).await
+    }
+}
+
+#[async_trait]
+impl PaymentLedger for Faulty {
+    async fn receive_payment(
+        &self,
+        payment: &ReportedPayment,
+        now: Timestamp,
+        held_until: Option<Timestamp>,
+    ) -> Result<PaymentOutcome> {
+        self.inner.receive_payment(payment, now, held_until).await
+    }
+
+    async fn move_payment(&self, payment: &ReportedPayment, to: OrderId, now: Timestamp) -> Result<bool> {
+        self.inner.move_payment(payment, to, now).await
+    }
+
+    async fn end_hold(&self, payment: &ReportedPayment, now: Timestamp) -> Result<bool> {
+        self.inner.end_hold(payment, now).await
+    }
+
+    async fn cancel_readmitted(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        self.inner.cancel_readmitted(order, now).await
+    }
+
+    async fn complete_refund(&self, payment: &ReportedPayment, now: Timestamp) -> Result<bool> {
+        self.inner.complete_refund(payment, now).await
+    }
+
+    async fn stray_payments(&self) -> Result<Vec<Payment>> {
+        self.inner.stray_payments().await
+    }
+
+    async fn payments_of(&self, order: OrderId) -> Result<Vec<Payment>> {
+        self.inner.payments_of(order).await
+    }
+
+    async fn refund(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        self.inner.refund(order, now).await
+    }
+
+    async fn due_refunds(&self, now: Timestamp, limit: u32) -> Result<Vec<RefundAttempt>> {
+        self.inner.due_refunds(now, limit).await
+    }
+
+    async fn open_refunds(&self, limit: u32) -> Result<Vec<RefundAttempt>> {
+        self.inner.open_refunds(limit).await
+    }
+
+    async fn begin_refund(&self, attempt: &RefundAttempt, next_at: Timestamp) -> Result<bool> {
+        self.inner.begin_refund(attempt, next_at).await
+    }
+
+    async fn fail_refund(&self, attempt: &RefundAttempt, error: &str, next_at: Option<Timestamp>) -> Result<()> {
+        self.inner.fail_refund(attempt, error, next_at).await
+    }
+
+    async fn retry_refund(&self, provider: &str, transaction: &str, now: Timestamp) -> Result<bool> {
+        self.inner.retry_refund(provider, transaction, now).await
+    }
+
+    async fn payment(&self, provider: &str, transaction: &str) -> Result<Option<Payment>> {
+        self.inner.payment(provider, transaction).await
+    }
+
+    async fn redeem_code(&self, order: OrderId, new: &str) -> Result<Option<String>> {
+        self.inner.redeem_code(order, new).await
+    }
+
+    async fn try_redeem_code(&self, order: OrderId) -> Result<Option<String>> {
+        self.inner.try_redeem_code(order).await
+    }
+
+    async fn redeem(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        self.inner.redeem(order, now).await
     }
 }
 
@@ -151,8 +254,32 @@ impl SaleLedger for Faulty {
         self.inner.create_sale(draft, now).await
     }
 
-    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<EditOutcome> {
-        self.inner.set_status(sale, status).await
+    async fn set_status(
+        &self,
+        sale: SaleId,
+        status: SaleStatus,
+        request_id: Option<&str>,
+        now: Timestamp,
+    ) -> Result<EditOutcome> {
+        self.inner.set_status(sale, status, request_id, now).await
+    }
+
+    async fn set_window(
+        &self,
+        sale: SaleId,
+        change: WindowChange,
+        request_id: &str,
+        now: Timestamp,
+    ) -> Result<EditOutcome> {
+        self.inner.set_window(sale, change, request_id, now).await
+    }
+
+    async fn sales_with_pending_edits(&self, limit: u32) -> Result<Vec<SaleId>> {
+        self.inner.sales_with_pending_edits(limit).await
+    }
+
+    async fn note_applied_edits(&self, sale: SaleId, version: i64, now: Timestamp) -> Result<()> {
+        self.inner.note_applied_edits(sale, version, now).await
     }
 
     async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
@@ -170,16 +297,16 @@ impl GateRecords for Faulty {
         self.inner.gate_record(new_id).await
     }
 
-    async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome> {
-        self.inner.claim_tier(holder, tier).await
+    async fn claim_tier(&self, holder: &str, tier: &str, not_after: &[&str]) -> Result<ClaimOutcome> {
+        self.inner.claim_tier(holder, tier, not_after).await
     }
 
-    async fn begin_rebuild(&self, from: u64, replication_id: &str, end_after: Timestamp) -> Result<Option<u64>> {
-        self.inner.begin_rebuild(from, replication_id, end_after).await
+    async fn begin_rebuild(&self, from: u64, replication_id: &str) -> Result<Option<u64>> {
+        self.inner.begin_rebuild(from, replication_id).await
     }
 
-    async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>> {
-        self.inner.begin_load(sale, incarnation).await
+    async fn begin_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<Option<LoadedSale>> {
+        self.inner.begin_load(sale, epoch, incarnation).await
     }
 
     async fn finish_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<bool> {
@@ -203,6 +330,22 @@ impl QueueRecords for Faulty {
 
     async fn passed_markers(&self, incarnation: u64) -> Result<u16> {
         self.inner.passed_markers(incarnation).await
+    }
+
+    async fn park(&self, messages: &[ParkedMessage], limit: u64) -> Result<bool> {
+        self.inner.park(messages, limit).await
+    }
+
+    async fn parked_sales(&self) -> Result<Vec<(SaleId, u64)>> {
+        self.inner.parked_sales().await
+    }
+
+    async fn parked(&self, sale: SaleId, after: Option<[u8; 32]>, limit: u32) -> Result<Vec<ParkedMessage>> {
+        self.inner.parked(sale, after, limit).await
+    }
+
+    async fn unpark(&self, messages: &[ParkedMessage]) -> Result<()> {
+        self.inner.unpark(messages).await
     }
 }
 
@@ -251,6 +394,37 @@ impl ReconcileLog for Faulty {
 
     async fn claim_alert(&self, case: &str, now: Timestamp, repeat_after: Duration) -> Result<bool> {
         self.inner.claim_alert(case, now, repeat_after).await
+    }
+
+    async fn clear_alert(&self, case: &str) -> Result<()> {
+        self.inner.clear_alert(case).await
+    }
+}
+
+#[async_trait]
+impl EventOutbox for Faulty {
+    async fn due_events(&self, now: Timestamp, limit: u32) -> Result<Vec<OutboxEntry>> {
+        self.inner.due_events(now, limit).await
+    }
+
+    async fn waiting_steps(&self, orders: &[OrderId]) -> Result<Vec<WaitingStep>> {
+        self.inner.waiting_steps(orders).await
+    }
+
+    async fn finish_events(&self, delivery: &EventDelivery) -> Result<()> {
+        self.inner.finish_events(delivery).await
+    }
+
+    async fn failed_events(&self, limit: u32) -> Result<Vec<OutboxEntry>> {
+        self.inner.failed_events(limit).await
+    }
+
+    async fn retry_events(&self, order: Option<OrderId>) -> Result<u64> {
+        self.inner.retry_events(order).await
+    }
+
+    async fn count_events(&self) -> Result<u64> {
+        self.inner.count_events().await
     }
 }
 

@@ -4,14 +4,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use parking_lot::Mutex;
 use stampede_core::ports::RecordOutcome;
 use stampede_core::*;
-use stampede_engine::{Bought, Error};
+use stampede_engine::{Alert, AlertConfig, AlertKind, AlertSender, Bought, Config, Error, SoloConfig, TierConfig};
 use stampede_testkit::until;
 
+use crate::config::ALERTS;
 use crate::faulty::{Cut, Faults};
 use crate::outages::faulty;
 use crate::tier::{CONFIG, SOLO, Tier, user};
+
+#[derive(Debug, Default)]
+struct Received(Mutex<Vec<Alert>>);
+
+#[async_trait]
+impl AlertSender for Received {
+    async fn send(&self, alert: &Alert) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.0.lock().push(alert.clone());
+        Ok(())
+    }
+}
+
+/// The value of a metric without labels.
+fn metric(metrics: &PrometheusHandle, name: &str) -> f64 {
+    let text = metrics.render();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
 
 /// Buys for `users` at once, such that those after the first come as one batch.
 async fn buy_as_one_batch(
@@ -66,6 +88,24 @@ async fn one_bad_order_is_quarantined_and_the_others_are_recorded() {
     assert_eq!(tier.engine.retry_quarantined(id).await.unwrap_err().code(), Code::NoSuchOrder);
 }
 
+/// A bad order that comes alone is tried eight times before it goes into quarantine, also if the time after which it may is shorter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_bad_order_is_tried_eight_times() {
+    for quarantine_after in [Duration::from_millis(1), SOLO.quarantine_after] {
+        let solo = TierConfig::Solo(SoloConfig { quarantine_after, ..SOLO });
+        let (tier, faults) = faulty(Config { tier: solo, ..CONFIG }, 10).await;
+        let ledger = &tier.stores.ledger;
+        faults.poison.lock().unwrap().push(user(1));
+        let started = Instant::now();
+        assert_eq!(tier.engine.buy(tier.sale, user(1)).await.unwrap_err().code(), Code::OutcomeUnknown);
+        until("the order is quarantined", async || !ledger.quarantined(None, 10).await.unwrap().is_empty()).await;
+        assert!(started.elapsed() >= quarantine_after);
+        // The last try may come just before the time is over.
+        assert!((8..=9).contains(&faults.calls()), "{} tries, {quarantine_after:?}", faults.calls());
+        assert_eq!(ledger.load(tier.sale).await.unwrap().unwrap().sale.sold, 0);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn discarded_order_returns_its_stock_and_stays_dead() {
     let (tier, faults) = faulty(CONFIG, 1).await;
@@ -88,6 +128,22 @@ async fn discarded_order_returns_its_stock_and_stays_dead() {
     assert_eq!(tier.engine.discard_quarantined(id).await.unwrap_err().code(), Code::NoSuchOrder);
 }
 
+/// Its buyer cancels an order that is in quarantine, while the database rejects it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quarantined_order_can_be_cancelled() {
+    let (tier, faults) = faulty(CONFIG, 1).await;
+    faults.poison.lock().unwrap().push(user(1));
+    assert_eq!(tier.engine.buy(tier.sale, user(1)).await.unwrap_err().code(), Code::OutcomeUnknown);
+    until("the order is quarantined", async || !tier.engine.quarantined(None, 10).await.unwrap().is_empty()).await;
+    let id = tier.engine.quarantined(None, 10).await.unwrap()[0].admitted.order;
+    assert_eq!(tier.engine.cancel(id, user(2), None).await.unwrap_err().code(), Code::NoSuchOrder);
+    assert_eq!(tier.engine.cancel(id, user(1), None).await.unwrap().status, OrderStatus::Cancelled);
+    assert_eq!(tier.engine.quarantined(None, 10).await.unwrap(), []);
+    assert_eq!(tier.engine.sale(tier.sale).await.unwrap().remaining, 1, "its mark is released");
+    assert!(!tier.engine.buy(tier.sale, user(2)).await.unwrap().is_already());
+    assert_eq!(tier.check_at_rest().await, 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_failure_quarantines_nothing() {
     let (tier, faults) = faulty(CONFIG, 10).await;
@@ -101,9 +157,15 @@ async fn short_failure_quarantines_nothing() {
     assert_eq!(tier.check_at_rest().await, 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+/// Nothing is quarantined, and the operator is told. On one thread, so that the metrics are those of this engine.
+#[tokio::test]
 async fn batch_in_which_every_order_fails_is_treated_as_an_outage() {
-    let (tier, faults) = faulty(CONFIG, 10).await;
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _recording = metrics::set_default_local_recorder(&recorder);
+    let received = Arc::new(Received::default());
+    let alerts = AlertConfig { sender: Some(received.clone()), ..ALERTS };
+    let (tier, faults) = faulty(Config { alerts, ..CONFIG }, 10).await;
     *faults.poison.lock().unwrap() = (2..=9).map(user).collect();
     let answers = buy_as_one_batch(&tier, &faults, 2..=9).await;
     assert!(answers.iter().all(|answer| answer.as_ref().unwrap_err().code() == Code::OutcomeUnknown), "{answers:?}");
@@ -112,8 +174,18 @@ async fn batch_in_which_every_order_fails_is_treated_as_an_outage() {
     let deadline = Instant::now() + SOLO.quarantine_after * 3;
     until("three times the time has passed", async || Instant::now() > deadline).await;
     assert!(faults.calls() > first_alone, "they are tried again");
+    let not_recorded = || {
+        let received = received.0.lock();
+        received.iter().find(|alert| alert.kind == AlertKind::NotRecorded).cloned()
+    };
+    until("an alert is raised", async || not_recorded().is_some()).await;
+    let alert = not_recorded().unwrap();
+    assert_eq!(alert.about, format!("sale {}", tier.sale));
+    assert!(alert.message.contains("cannot hold this"), "{alert:?}");
+    assert!(metric(&metrics, "stampede_commit_retries_total") >= 1.0);
     let quarantined = tier.stores.ledger.quarantined(None, 10).await.unwrap();
     assert!(quarantined.len() <= 1, "only the one that came alone: {quarantined:?}");
+    assert_eq!(metric(&metrics, "stampede_commit_suspects"), (8 - quarantined.len()) as f64);
 
     faults.poison.lock().unwrap().clear();
     for order in &quarantined {
@@ -121,6 +193,7 @@ async fn batch_in_which_every_order_fails_is_treated_as_an_outage() {
     }
     until("all are recorded", async || tier.stores.ledger.load(tier.sale).await.unwrap().unwrap().sale.sold == 8).await;
     assert_eq!(tier.check_at_rest().await, 8);
+    until("none waits", async || metric(&metrics, "stampede_commit_suspects") == 0.0).await;
 }
 
 /// Two bad orders in one batch do not block the sale for ever: once another order is recorded, the ledger is known to work.
@@ -144,4 +217,26 @@ async fn an_order_that_is_being_recorded_is_counted_as_waiting() {
     assert_eq!(tier.engine.waiting(), 1);
     buying.await.unwrap().unwrap();
     until("nothing waits", async || tier.engine.waiting() == 0).await;
+}
+
+/// An order that could not be recorded is recorded when its owner asks again, after the end of the sale: it has a time of its sale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_of_an_owner_who_asks_after_the_end_has_a_time_of_its_sale() {
+    // In this time it is tried again only because its owner asks.
+    let solo = SoloConfig { quarantine_after: Duration::from_secs(3600), ..SOLO };
+    let (tier, faults) = faulty(Config { tier: TierConfig::Solo(solo), ..CONFIG }, 1).await;
+    faults.poison.lock().unwrap().push(user(1));
+    assert_eq!(tier.engine.buy(tier.sale, user(1)).await.unwrap_err().code(), Code::OutcomeUnknown);
+    let end = tier.engine.clock().now().plus(Duration::from_millis(500));
+    let change = WindowChange { begin: None, end: Some(end) };
+    tier.engine.set_sale_window(tier.sale, change, "ends soon").await.unwrap();
+    until("the sale is over", async || tier.engine.clock().now() > end).await;
+    faults.poison.lock().unwrap().clear();
+    let bought = tier.engine.buy(tier.sale, user(1)).await.unwrap();
+    assert!(bought.is_already());
+    let row = tier.stores.ledger.order(bought.id()).await.unwrap().unwrap();
+    let window = tier.stores.ledger.load(tier.sale).await.unwrap().unwrap().sale.window;
+    assert_eq!(window.end, end);
+    assert!(row.created_at >= window.begin && row.created_at < end, "{} is not in {window:?}", row.created_at);
+    assert_eq!(tier.check_at_rest().await, 1);
 }

@@ -164,10 +164,12 @@ async fn malformed_tokens_reach_no_store() {
     let engine = &tier.engine;
     let real = log_in(engine, "13800138000").await.unwrap().token;
     tier.stores.ledger.close().await;
-    let mut junk = real.into_bytes();
+    let mut junk = real.clone().into_bytes();
     for n in 0..stampede_testkit::count(1_000_000, 20_000) {
         let place = (n % 54) as usize;
         junk[place] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"[(n / 54 % 32) as usize];
-        assert!(is_refused(engine, std::str::from_utf8(&junk).unwrap()).await);
+        let junk = std::str::from_utf8(&junk).unwrap();
+        // The first character may be the right one.
+        assert!(junk == real || is_refused(engine, junk).await);
     }
 }

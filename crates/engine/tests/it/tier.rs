@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use stampede_core::ports::Ledger;
 use stampede_core::ports::Stores;
 use stampede_core::*;
-use stampede_engine::{Config, Engine, IdConfig, Sender, SoloConfig, TierConfig};
+use stampede_engine::{Config, Engine, IdConfig, LatePayments, PaymentConfig, Sender, SoloConfig, TierConfig};
 use stampede_ledger::{Database, open};
 use tempfile::TempDir;
 
@@ -19,10 +19,23 @@ pub const SOLO: SoloConfig = SoloConfig {
     queue_per_sale: 100,
     queue_total: 150,
     quarantine_after: Duration::from_millis(700),
+    abandon_queue: false,
 };
 
 pub const CONFIG: Config = Config {
     answer_timeout: Duration::from_secs(5),
+    payment_deadline_ms: 900_000,
+    buy_again: true,
+    payments: PaymentConfig {
+        callback_keys: Vec::new(),
+        replay_window: Duration::ZERO,
+        test_provider: false,
+        late: LatePayments::Refund,
+        provider: None,
+        refund_pause: Duration::from_secs(1),
+        refund_tries: 10,
+    },
+    events: None,
     tier: TierConfig::Solo(SOLO),
     ids: IdConfig::Snowflake,
     alerts: ALERTS,
@@ -83,7 +96,15 @@ pub async fn tier_by(
     let voucher_id = engine.create_voucher(voucher).await.unwrap().id;
     let begin = engine.clock().now();
     let end = begin.plus(Duration::from_secs(3600));
-    let sale = NewSale { voucher_id, stock, begin, end, status: SaleStatus::OnSale };
+    let sale = NewSale {
+        voucher_id,
+        stock,
+        begin,
+        end,
+        status: SaleStatus::OnSale,
+        payment_deadline_ms: None,
+        buy_again: None,
+    };
     let sale = engine.create_sale(sale).await.unwrap().sale.id;
     Tier { engine, stores, sale, _folder: folder }
 }

@@ -1,6 +1,7 @@
 //! Changes that other processes make to sales.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use stampede_core::ports::SaleDraft;
@@ -18,7 +19,8 @@ async fn make_elsewhere(tier: &Tier, id: i64, window: Window) -> SaleId {
     let voucher = Voucher { id: VoucherId::new(id).unwrap(), ..first };
     tier.stores.catalogue.create_voucher(&voucher).await.unwrap();
     let sale = SaleId::new(id).unwrap();
-    let draft = SaleDraft { id: sale, voucher: voucher.id, stock: 5, window, status: SaleStatus::OnSale };
+    let (voucher, status) = (voucher.id, SaleStatus::OnSale);
+    let draft = SaleDraft { id: sale, voucher, stock: 5, window, status, payment_deadline_ms: 0, buy_again: true };
     ledger.create_sale(draft, known.window.begin).await.unwrap();
     sale
 }
@@ -35,6 +37,29 @@ async fn sale_created_by_another_process_can_be_bought_at_once() {
     }
     let nowhere = SaleId::new(77).unwrap();
     assert_eq!(tier.engine.buy(nowhere, user(1)).await.unwrap_err().code(), Code::NoSuchSale);
+}
+
+/// The ledger alone knows who has an order in a sale that has left the gate. It is not asked for every request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_for_a_sale_that_is_long_over_do_not_all_read_the_ledger() {
+    let clock = Arc::new(clock::ManualClock::at(SystemClock.now()));
+    let faults = Arc::new(Faults::default());
+    let wire = faults.clone();
+    let tier = tier_by(clock.clone(), CONFIG, 10, |inner| Arc::new(Faulty { inner, faults: wire })).await;
+    let bought = tier.engine.buy(tier.sale, user(1)).await.unwrap();
+    clock.set(clock.now().plus(Duration::from_secs(30 * 3600)));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while tier.engine.gate_snapshot(tier.sale).await.is_ok() {
+        assert!(Instant::now() < deadline, "the sale was not retired");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let before = faults.live_orders.load(Ordering::SeqCst);
+    for _ in 0..50 {
+        assert_eq!(tier.engine.buy(tier.sale, user(2)).await.unwrap_err().code(), Code::Ended);
+    }
+    let read = faults.live_orders.load(Ordering::SeqCst) - before;
+    assert!(read < 5, "read {read} times");
+    assert_eq!(tier.engine.buy(tier.sale, user(1)).await.unwrap().id(), bought.id(), "an owner gets the order");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,7 +85,7 @@ async fn stuck_sale_does_not_delay_edits_of_others() {
         assert!(Instant::now() < deadline, "the sale was never put away");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    tier.stores.ledger.set_status(other, SaleStatus::Paused).await.unwrap();
+    tier.stores.ledger.set_status(other, SaleStatus::Paused, None, clock.now()).await.unwrap();
     while tier.engine.sale(other).await.unwrap().sale.status != SaleStatus::Paused {
         assert!(Instant::now() < deadline, "the edit was never seen");
         tokio::time::sleep(Duration::from_millis(20)).await;

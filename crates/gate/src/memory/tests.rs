@@ -21,12 +21,14 @@ fn sale(cap: u32, version: i64, status: SaleStatus) -> Sale {
         phase: SalePhase::Open,
         version,
         released: 0,
+        payment_deadline_ms: 0,
+        buy_again: true,
     }
 }
 
 fn gate(cap: u32) -> MemoryGate {
     let gate = MemoryGate::new();
-    gate.open(LoadedSale { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new() });
+    gate.open(LoadedSale { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new(), ended: Vec::new() });
     gate
 }
 
@@ -44,6 +46,10 @@ fn admit(gate: &MemoryGate, u: i64, o: i64, at_ms: i64) -> Admission {
         Some(decision) => decision.admission,
         None => Admission::Refused(Refusal::NoSuchSale),
     }
+}
+
+fn release(gate: &MemoryGate, user: UserId, order: OrderId) -> bool {
+    gate.release(SaleId::new(1).unwrap(), &Release { user, order, existing: None, ended: false })
 }
 
 fn refused(refusal: Refusal) -> Admission {
@@ -69,11 +75,14 @@ fn reload_keeps_marks_of_orders_on_their_way() {
     }
     gate.settle(id, [(user(1), order(1)), (user(2), order(2))]);
     // The ledger has 1, and 9 that another process sold; 2 was cancelled there; 3 is still on its way.
-    let loaded =
-        LoadedSale { sale: sale(5, 2, SaleStatus::OnSale), marks: vec![(user(1), order(1)), (user(9), order(9))] };
+    let loaded = LoadedSale {
+        sale: sale(5, 2, SaleStatus::OnSale),
+        marks: vec![(user(1), order(1)), (user(9), order(9))],
+        ended: Vec::new(),
+    };
 
     let before = gate.releases(id).unwrap();
-    gate.release(id, user(1), order(1), None);
+    release(&gate, user(1), order(1));
     assert!(!gate.reload(loaded.clone(), before), "what was read is older than a release");
 
     let before = gate.releases(id).unwrap();
@@ -85,7 +94,7 @@ fn reload_keeps_marks_of_orders_on_their_way() {
 
     // An edit that came after the read stays.
     gate.edit(&sale(7, 9, SaleStatus::Paused));
-    let older = LoadedSale { sale: sale(5, 8, SaleStatus::OnSale), marks: vec![] };
+    let older = LoadedSale { sale: sale(5, 8, SaleStatus::OnSale), marks: vec![], ended: Vec::new() };
     assert!(gate.reload(older, gate.releases(id).unwrap()));
     let seen = gate.snapshot(id).unwrap();
     assert_eq!((seen.version, seen.status, seen.cap), (9, SaleStatus::Paused, 7));
@@ -97,12 +106,15 @@ fn reload_raises_the_cap_only_temporarily() {
     let gate = gate(2);
     let id = SaleId::new(1).unwrap();
     admit(&gate, 1, 1, 1500);
-    let sold_out =
-        LoadedSale { sale: sale(2, 1, SaleStatus::OnSale), marks: vec![(user(8), order(8)), (user(9), order(9))] };
+    let sold_out = LoadedSale {
+        sale: sale(2, 1, SaleStatus::OnSale),
+        marks: vec![(user(8), order(8)), (user(9), order(9))],
+        ended: Vec::new(),
+    };
     assert!(gate.reload(sold_out, gate.releases(id).unwrap()));
     let seen = gate.snapshot(id).unwrap();
     assert_eq!((seen.marks, seen.cap, seen.remaining()), (3, 3, 0));
-    gate.release(id, user(1), order(1), None);
+    release(&gate, user(1), order(1));
     let seen = gate.snapshot(id).unwrap();
     assert_eq!((seen.marks, seen.cap, seen.remaining()), (2, 2, 0));
     assert_eq!(admit(&gate, 2, 2, 1500), refused(Refusal::SoldOut));
@@ -116,13 +128,12 @@ proptest! {
         steps in proptest::collection::vec((1..6i64, 1..20i64, 900..2100i64, any::<bool>()), 0..60),
     ) {
         let gate = gate(cap);
-        let id = SaleId::new(1).unwrap();
         let (mut held, mut clock): (Vec<(i64, i64)>, i64) = (Vec::new(), 0);
-        for (u, o, at, release) in steps {
-            if release {
+        for (u, o, at, releases) in steps {
+            if releases {
                 let expected = held.contains(&(u, o));
                 held.retain(|&mark| mark != (u, o));
-                prop_assert_eq!(gate.release(id, user(u), order(o), None), expected);
+                prop_assert_eq!(release(&gate, user(u), order(o)), expected);
                 continue;
             }
             let now = clock.max(at);
@@ -139,7 +150,7 @@ proptest! {
                 }
             };
             prop_assert_eq!(admit(&gate, u, o, at), expected);
-            prop_assert_eq!(gate.snapshot(id).unwrap().remaining() as usize, cap as usize - held.len());
+            prop_assert_eq!(gate.snapshot(SaleId::new(1).unwrap()).unwrap().remaining() as usize, cap as usize - held.len());
         }
     }
 }

@@ -17,7 +17,7 @@ impl RedisGate {
     ) -> Result<Option<(Vec<Decision>, Option<EntryId>)>, GateError> {
         let current = self.current();
         let Some(open) = current.find(sale) else { return Ok(None) };
-        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        let keys = self.sale_keys(sale);
         let mut args = Vec::with_capacity(5 + 2 * requests.len());
         args.push(open.epoch.0.to_string());
         args.push(open.seen_seq.load(Ordering::Relaxed).to_string());

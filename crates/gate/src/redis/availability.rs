@@ -7,9 +7,6 @@ use stampede_core::{Epoch, SaleId, SaleStatus, Timestamp, UserId, Window};
 
 use super::RedisGate;
 
-/// Users that are read with one command.
-const PAGE: usize = 1000;
-
 /// What decides whether a user without an order can buy, in one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Availability {
@@ -32,7 +29,7 @@ impl RedisGate {
     ) -> Result<Option<(Snapshot, Epoch, u64, Timestamp)>, GateError> {
         let current = self.current();
         let Some(open) = current.find(sale) else { return Ok(None) };
-        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
+        let keys = self.sale_keys(sale);
         // Read before the call: an admission that is answered during the call raises it.
         let seen_seq = open.seen_seq.load(Ordering::Relaxed);
         type Reply = (i64, String, i64, i64, u32, u64, i64, u32, u32, u32, i64);
@@ -69,10 +66,7 @@ impl RedisGate {
     /// # Errors
     /// If Redis does not answer.
     pub async fn buyers(&self, sale: SaleId, cursor: u64) -> Result<(u64, Vec<UserId>), GateError> {
-        let mut command = redis::cmd("HSCAN");
-        command.arg(self.key(sale, "live")).arg(cursor).arg("COUNT").arg(PAGE);
-        let (next, fields): (String, Vec<(String, String)>) = self.send(command).await?;
-        let next = next.parse().map_err(|_| GateError::Unanswered)?;
+        let (next, fields) = self.scan_marks(sale, cursor).await?;
         // `#epoch` is no user.
         Ok((next, fields.iter().filter_map(|(user, _)| user.parse().ok()).collect()))
     }

@@ -11,13 +11,14 @@ use parking_lot::Mutex;
 
 /// After this many failures without an answer in between, Redis counts as not answering.
 const MAX_FAILURES: u32 = 2;
-/// Calls that fail together, because the connection that they share breaks, are one failure.
+/// Calls that fail within this time after a failure that was counted are part of it: the connection that they share broke.
 const SAME_FAILURE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
 struct Failures {
     count: u32,
-    last: Option<Instant>,
+    /// When the last failure was counted.
+    counted: Option<Instant>,
     opened: Option<Instant>,
 }
 
@@ -72,11 +73,10 @@ impl Breaker {
     fn failed_at(&self, now: Instant) {
         let mut failures = self.failures.lock();
         self.has_failures.store(true, Ordering::Relaxed);
-        let is_same = failures.last.is_some_and(|last| now.saturating_duration_since(last) < SAME_FAILURE);
-        failures.last = Some(now);
-        if is_same {
+        if failures.counted.is_some_and(|counted| now.saturating_duration_since(counted) < SAME_FAILURE) {
             return;
         }
+        failures.counted = Some(now);
         failures.count += 1;
         if failures.count >= MAX_FAILURES && failures.opened.is_none() {
             failures.opened = Some(now);
@@ -111,5 +111,15 @@ mod tests {
         assert!(!breaker.is_open());
         breaker.failed_at(at(400));
         assert!(!breaker.is_open(), "counted from the beginning");
+    }
+
+    /// Under load, calls fail one shortly after the other for as long as Redis is away.
+    #[test]
+    fn opens_if_calls_fail_without_a_pause() {
+        let (breaker, start) = (Breaker::new(), Instant::now());
+        for ms in 0..=40 {
+            breaker.failed_at(start + Duration::from_millis(ms));
+        }
+        assert!(breaker.is_open());
     }
 }

@@ -39,7 +39,15 @@ impl RedisGate {
     }
 
     pub(super) async fn send<T: FromRedisValue>(&self, command: redis::Cmd) -> Result<T, GateError> {
-        read(self.answered(self.client.send(command).await).map_err(|error| gate_error(&error))?)
+        read(self.query(command).await.map_err(|error| gate_error(&error))?)
+    }
+
+    /// Sends a command that is about the server, not about a sale.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn query(&self, command: redis::Cmd) -> Result<Value, CommandError> {
+        self.answered(self.client.send(command).await)
     }
 
     /// Notes whether Redis has answered.

@@ -4,7 +4,7 @@
 use stampede_core::SaleId;
 use stampede_core::ports::GateError;
 
-use super::outbox::parse_entry;
+use super::outbox::{Row, parse_entry};
 use super::{Entry, RedisGate};
 
 /// About how many are kept. The oldest are deleted first.
@@ -18,13 +18,15 @@ pub struct DeadEntry {
     sale: String,
     /// Its id in the outbox.
     entry: String,
-    fields: Vec<String>,
+    fields: Vec<Vec<u8>>,
 }
 
 impl DeadEntry {
     /// Everything that is known about it.
-    pub fn content(&self) -> String {
-        format!("sale {} entry {}: {}", self.sale, self.entry, self.fields.join(" "))
+    pub fn content(&self) -> Vec<u8> {
+        let mut content = format!("sale {} entry {}: ", self.sale, self.entry).into_bytes();
+        content.extend(self.fields.join(&b' '));
+        content
     }
 
     /// The entry, if this version of the program can read it.
@@ -43,7 +45,7 @@ impl RedisGate {
         let fields = entry.unreadable.as_deref().unwrap_or_default();
         // A stream has pairs of fields and values.
         for pair in fields.chunks(2) {
-            command.arg(&pair[0]).arg(pair.get(1).map_or("", String::as_str));
+            command.arg(&pair[0]).arg(pair.get(1).map_or(&[][..], Vec::as_slice));
         }
         let _id: String = self.send(command).await?;
         Ok(())
@@ -53,10 +55,11 @@ impl RedisGate {
     pub async fn dead_entries(&self, limit: usize) -> Result<Vec<DeadEntry>, GateError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(self.dead_letters_key()).arg("-").arg("+").arg("COUNT").arg(limit);
-        let rows: Vec<(String, Vec<String>)> = self.send(command).await?;
-        let dead = |(id, fields): (String, Vec<String>)| {
+        let rows: Vec<Row> = self.send(command).await?;
+        let dead = |(id, fields): Row| {
             let [_, sale, _, entry, rest @ ..] = &fields[..] else { return None };
-            Some(DeadEntry { id, sale: sale.clone(), entry: entry.clone(), fields: rest.to_vec() })
+            let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+            Some(DeadEntry { id, sale: text(sale), entry: text(entry), fields: rest.to_vec() })
         };
         Ok(rows.into_iter().filter_map(dead).collect())
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
+use metrics::gauge;
 use parking_lot::RwLock;
 use stampede_core::ports::{GateError, GateRecord};
 use stampede_core::{Epoch, Sale, SaleId};
@@ -26,7 +27,7 @@ pub(super) struct OpenSale {
 /// The scripts of one incarnation, and the sales that are open under it.
 #[derive(Debug)]
 pub(super) struct Incarnation {
-    number: u64,
+    pub(super) number: u64,
     /// The replication id of the server on which it was opened; empty if any server will do.
     pub(super) replication_id: String,
     /// The connection whose server was found to have this replication id.
@@ -37,6 +38,7 @@ pub(super) struct Incarnation {
 
 impl Incarnation {
     pub(super) fn new(record: &GateRecord) -> Arc<Self> {
+        gauge!("stampede_gate_incarnation").set(u32::try_from(record.incarnation).unwrap_or(u32::MAX));
         Arc::new(Self {
             number: record.incarnation,
             replication_id: record.replication_id.clone(),
@@ -111,11 +113,39 @@ impl RedisGate {
     pub async fn remove(&self, sale: SaleId) -> Result<bool, GateError> {
         let current = self.current();
         let Some(open) = current.find(sale) else { return Ok(true) };
-        let keys = [self.key(sale, "sale"), self.key(sale, "live"), self.key(sale, "out")];
-        let removed: i64 = self.call(&current, &current.scripts.remove, &keys, &[open.epoch.0.to_string()]).await?;
-        if removed == 1 {
+        let is_removed = self.remove_keys(&current, sale, open.epoch.0.to_string()).await?;
+        if is_removed {
             current.sales.write().remove(&sale);
         }
+        Ok(is_removed)
+    }
+
+    /// Sends no more requests for this sale. Its keys stay.
+    pub fn forget(&self, sale: SaleId) {
+        self.current().sales.write().remove(&sale);
+    }
+
+    /// Removes a sale that was closed and that this node does not know as open, once its outbox is empty. Returns whether it is gone.
+    pub async fn remove_closed(&self, sale: SaleId) -> Result<bool, GateError> {
+        let mut command = redis::cmd("HGET");
+        command.arg(self.key(sale, "sale")).arg("epoch");
+        // A rebuild that was not completed may have raised the epoch in the ledger only.
+        let epoch: Option<String> = self.send(command).await?;
+        self.remove_keys(&self.current(), sale, epoch.unwrap_or_default()).await
+    }
+
+    async fn remove_keys(&self, current: &Incarnation, sale: SaleId, epoch: String) -> Result<bool, GateError> {
+        let removed: i64 = self.call(current, &current.scripts.remove, &self.sale_keys(sale), &[epoch]).await?;
         Ok(removed == 1)
+    }
+
+    /// Whether Redis has keys of any of these sales, of which there must be one.
+    pub async fn has_keys(&self, sales: &[SaleId]) -> Result<bool, GateError> {
+        let mut command = redis::cmd("EXISTS");
+        for &sale in sales {
+            command.arg(&self.sale_keys(sale));
+        }
+        let found: i64 = self.send(command).await?;
+        Ok(found > 0)
     }
 }

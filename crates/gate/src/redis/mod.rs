@@ -4,7 +4,8 @@
 //! - `marks`: reading and loading marks; `availability`: what nodes remember to refuse without asking
 //! - `incarnation`: the scripts that are valid and the sales that are open; `rebuild`: what a rebuild does before it opens sales
 //! - `server`: checks of the server; `breaker`: whether it answers; `calls`: calls of scripts and commands, and their errors
-//! - `announcements`: messages to all nodes; `dead_letters`: entries that cannot be read; `scripts`: the scripts in `lua/`
+//! - `announcements`: messages to all nodes; `dead_letters`: entries that cannot be read; `markers`: what has come through a queue;
+//!   `scripts`: the scripts in `lua/`
 //!
 //! The text of the scripts contains the id of the ledger and the incarnation, a number of the ledger. They are called by `EVALSHA` only: Redis keeps loaded
 //! scripts neither on disk nor on replicas, so `NOSCRIPT` means that another process answers, which may have lost marks. Only a
@@ -21,6 +22,7 @@ mod consumer;
 mod dead_letters;
 mod incarnation;
 mod keys;
+mod markers;
 mod marks;
 mod outbox;
 mod rebuild;
@@ -43,6 +45,7 @@ use self::breaker::Breaker;
 pub use self::dead_letters::DeadEntry;
 use self::incarnation::Incarnation;
 pub use self::outbox::{Entry, EntryId};
+pub use self::rebuild::RebuildStage;
 
 /// The consumer group of every outbox.
 const GROUP: &str = "ledger";
@@ -102,14 +105,14 @@ impl Gate for RedisGate {
         let current = self.current();
         let open = current.find(sale).ok_or(GateError::NotOpen)?;
         let mut args = vec![open.epoch.0.to_string(), self.channel(), sale.to_string()];
-        for Release { user, order, existing } in releases {
+        for Release { user, order, existing, ended } in releases {
             args.push(user.to_string());
             args.push(order.to_string());
             args.push(existing.map(|order| order.to_string()).unwrap_or_default());
+            args.push(u8::from(*ended).to_string());
         }
-        let released: Vec<i64> = self
-            .call(&current, &current.scripts.release, &[self.key(sale, "sale"), self.key(sale, "live")], &args)
-            .await?;
+        let keys = ["sale", "live", "ended"].map(|part| self.key(sale, part));
+        let released: Vec<i64> = self.call(&current, &current.scripts.release, &keys, &args).await?;
         Ok(released.into_iter().map(|released| released == 1).collect())
     }
 
@@ -131,31 +134,7 @@ impl Gate for RedisGate {
     }
 
     async fn open(&self, loaded: LoadedSale) -> Result<(), GateError> {
-        let LoadedSale { sale, marks } = loaded;
-        let loading = self.key(sale.id, &format!("load:{}", sale.epoch.0));
-        self.load(&loading, sale.epoch, &marks).await?;
-        let keys = [self.key(sale.id, "sale"), self.key(sale.id, "live"), self.key(sale.id, "out"), loading];
-        let args = [
-            sale.epoch.0.to_string(),
-            marks.len().to_string(),
-            sale.version.to_string(),
-            sale.cap.to_string(),
-            sale.window.begin.ms().to_string(),
-            sale.window.end.ms().to_string(),
-            sale.status.as_str().to_owned(),
-            sale.price.cents().to_string(),
-            GROUP.to_owned(),
-            self.channel(),
-            sale.id.to_string(),
-        ];
-        let current = self.current();
-        let opened: i64 = self.call(&current, &current.scripts.open, &keys, &args).await?;
-        if opened < 0 {
-            return Err(GateError::Lost);
-        }
-        let marks = u32::try_from(marks.len()).unwrap_or(u32::MAX);
-        current.adopt(sale.id, sale.epoch, sale.cap.saturating_sub(marks));
-        Ok(())
+        self.open_under(self.incarnation(), loaded).await
     }
 
     async fn snapshot(&self, sale: SaleId) -> Result<Option<Snapshot>, GateError> {

@@ -1,14 +1,15 @@
 //! The outbox: the admitted orders that the ledger may not have yet.
 
 use std::fmt;
+use std::str::FromStr;
 
 use stampede_core::ports::{Admitted, GateError};
 use stampede_core::{Epoch, SaleId, Timestamp};
 
 use super::{GROUP, RedisGate};
 
-/// The id and the fields of an entry, as Redis returns them.
-pub(super) type Row = (String, Vec<String>);
+/// The id and the fields of an entry, as Redis returns them. Another program may have written any bytes.
+pub(super) type Row = (String, Vec<Vec<u8>>);
 
 /// An entry of an outbox: a batch of orders that were admitted together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub struct Entry {
     pub id: EntryId,
     pub orders: Vec<Admitted>,
     /// The fields of an entry that cannot be read; it has no orders then.
-    pub unreadable: Option<Vec<String>>,
+    pub unreadable: Option<Vec<Vec<u8>>>,
 }
 
 /// Names an entry of a sale's outbox.
@@ -74,13 +75,18 @@ pub(super) fn parse_rows(sale: SaleId, rows: &[Row]) -> Vec<Entry> {
     rows.iter().filter_map(entry).collect()
 }
 
-pub(super) fn parse_entry(id: &str, fields: &[String]) -> Option<Entry> {
+pub(super) fn parse_entry(id: &str, fields: &[Vec<u8>]) -> Option<Entry> {
     let [_, first, _, at, orders @ ..] = fields else { return None };
-    let (first, at): (i64, i64) = (first.parse().ok()?, at.parse().ok()?);
-    let order = |(seq, pair): (i64, &[String])| {
+    let (first, at): (i64, i64) = (parse(first)?, parse(at)?);
+    let order = |(n, pair): (i64, &[Vec<u8>])| {
         let [user, order] = pair else { return None };
-        Some(Admitted { order: order.parse().ok()?, user: user.parse().ok()?, seq, at: Timestamp::from_ms(at) })
+        let seq = first.checked_add(n)?;
+        Some(Admitted { order: parse(order)?, user: parse(user)?, seq, at: Timestamp::from_ms(at) })
     };
-    let orders = (first..).zip(orders.chunks(2)).map(order).collect::<Option<Vec<_>>>()?;
+    let orders = (0..).zip(orders.chunks(2)).map(order).collect::<Option<Vec<_>>>()?;
     Some(Entry { id: EntryId::parse(id)?, orders, unreadable: None })
+}
+
+fn parse<T: FromStr>(field: &[u8]) -> Option<T> {
+    std::str::from_utf8(field).ok()?.parse().ok()
 }

@@ -13,6 +13,11 @@ use super::incarnation::Incarnation;
 const WRITABLE_TTL_MS: u32 = 10_000;
 
 impl RedisGate {
+    /// The number of the present connection (see [`Client::current_connection`](stampede_redis::Client::current_connection)).
+    pub fn current_connection(&self) -> Option<u64> {
+        self.client.current_connection()
+    }
+
     /// The replication id of the server. It changes when the server becomes a replica and when a replica becomes the master; also when the
     /// first replica of a master is attached, and some time after the last one was detached.
     pub async fn replication_id(&self) -> Result<String, GateError> {

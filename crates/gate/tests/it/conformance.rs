@@ -31,6 +31,8 @@ pub fn sale(cap: u32, version: i64, status: SaleStatus) -> Sale {
         phase: SalePhase::Open,
         version,
         released: 0,
+        payment_deadline_ms: 0,
+        buy_again: true,
     }
 }
 
@@ -43,7 +45,9 @@ fn order(n: i64) -> OrderId {
 }
 
 async fn open(gate: &dyn Gate, cap: u32) {
-    gate.open(LoadedSale { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new() }).await.unwrap();
+    gate.open(LoadedSale { sale: sale(cap, 1, SaleStatus::OnSale), marks: Vec::new(), ended: Vec::new() })
+        .await
+        .unwrap();
 }
 
 async fn decide(gate: &dyn Gate, user: i64, order: i64) -> Decision {
@@ -58,7 +62,7 @@ async fn admit(gate: &dyn Gate, user: i64, order: i64) -> Admission {
 async fn release(gate: &dyn Gate, user: i64, order: i64, existing: Option<i64>) -> bool {
     let AdmitRequest { user, order } = request(user, order);
     let existing = existing.map(|existing| OrderId::new(existing).unwrap());
-    gate.release(id(), &[Release { user, order, existing }]).await.unwrap()[0]
+    gate.release(id(), &[Release { user, order, existing, ended: false }]).await.unwrap()[0]
 }
 
 async fn snapshot(gate: &dyn Gate) -> Snapshot {
@@ -92,7 +96,7 @@ pub async fn an_unknown_sale_has_no_decisions(gate: Arc<dyn Gate>) {
     assert_eq!(gate.admit(unknown, &[request(1, 1)], SystemClock.now()).await.unwrap(), None);
     assert_eq!(gate.snapshot(unknown).await.unwrap(), None);
     assert_eq!(gate.marks(unknown).await.unwrap(), None);
-    let releases = [Release { user: UserId::new(1).unwrap(), order: order(1), existing: None }];
+    let releases = [Release { user: UserId::new(1).unwrap(), order: order(1), existing: None, ended: false }];
     // A gate on a server may be about to load it.
     let released = gate.release(unknown, &releases).await;
     assert!(released == Ok(vec![false]) || released == Err(GateError::NotOpen), "{released:?}");
@@ -162,6 +166,33 @@ pub async fn opening_again_changes_nothing(gate: Arc<dyn Gate>) {
     admit(gate, 1, 1).await;
     open(gate, 7).await;
     assert_eq!((snapshot(gate).await.marks, snapshot(gate).await.cap), (1, 2));
+}
+
+pub async fn nobody_buys_again_where_that_is_forbidden(gate: Arc<dyn Gate>) {
+    let gate = gate.as_ref();
+    let once = Sale { buy_again: false, ..sale(3, 1, SaleStatus::OnSale) };
+    let (earlier, loaded) = (UserId::new(7).unwrap(), vec![(UserId::new(7).unwrap(), order(70))]);
+    gate.open(LoadedSale { sale: once, marks: Vec::new(), ended: loaded }).await.unwrap();
+    assert_eq!(admit(gate, earlier.get(), 71).await, Admission::AlreadyHas(order(70)), "the ledger knew of it");
+
+    for n in 1..=3 {
+        assert_eq!(admit(gate, n, n).await, Admission::Admitted(order(n)));
+    }
+    let end = async |n: i64, ended: bool| {
+        let AdmitRequest { user, order } = request(n, n);
+        gate.release(id(), &[Release { user, order, existing: None, ended }]).await.unwrap()[0]
+    };
+    assert!(end(1, true).await);
+    assert!(end(2, false).await, "rejected: it was never an order");
+    assert_eq!(snapshot(gate).await.remaining(), 2, "the stock is sold again, to others");
+    assert_eq!(admit(gate, 1, 11).await, Admission::AlreadyHas(order(1)));
+    assert_eq!(admit(gate, 2, 12).await, Admission::Admitted(order(12)));
+    assert_eq!(admit(gate, 4, 14).await, Admission::Admitted(order(14)));
+    assert_eq!(admit(gate, 1, 13).await, Admission::AlreadyHas(order(1)), "also after the sell-out");
+    assert!(!end(2, true).await, "the mark belongs to another order by now");
+    assert!(end(3, true).await);
+    assert!(!end(3, true).await, "once");
+    assert_eq!((snapshot(gate).await.marks, gate.marks(id()).await.unwrap().unwrap().len()), (2, 2));
 }
 
 pub async fn the_generation_rises_with_releases_and_edits(gate: Arc<dyn Gate>) {

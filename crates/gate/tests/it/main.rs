@@ -1,6 +1,8 @@
 //! What every gate must do, on each gate there is.
 
+mod buyers;
 mod conformance;
+mod consumer;
 mod outbox;
 
 use std::any::Any;
@@ -23,7 +25,7 @@ macro_rules! conformance {
 
             conformance!(@tests $start, sells_exactly_the_cap, an_unknown_sale_has_no_decisions, status_and_window_decide_before_stock,
                 an_older_version_is_ignored, a_release_removes_its_own_mark_once, the_cap_never_falls_below_the_marks,
-                opening_again_changes_nothing, the_generation_rises_with_releases_and_edits, digest_and_marks_agree,
+                opening_again_changes_nothing, nobody_buys_again_where_that_is_forbidden, the_generation_rises_with_releases_and_edits, digest_and_marks_agree,
                 concurrent_buyers_get_exactly_the_cap);
         }
     };
@@ -40,7 +42,7 @@ conformance!(memory, async { (Arc::new(MemoryGate::new()) as Arc<dyn Gate>, Box:
 conformance!(redis, async {
     let server = server::start().unwrap();
     let gate = redis_gate(server.port(), "ledger", 1);
-    gate.load_scripts().await.unwrap();
+    gate.load_scripts(1).await.unwrap();
     (Arc::new(gate) as Arc<dyn Gate>, Box::new(server) as Box<dyn Any + Send>)
 });
 

@@ -1,4 +1,4 @@
-//! Messages of the queue that could not be read.
+//! Messages of the queue that could not be read, or whose sale the database does not have.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ pub(crate) struct DeadLettersParams {
     limit: Option<u32>,
 }
 
-/// A message that could not be read.
+/// A message that could not be read, or whose sale the database does not have.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct DeadLetterResponse {
     /// 16 hexadecimal digits, by its content.
     id: String,
-    /// Why it could not be read.
+    /// Why it is a dead letter.
     reason: String,
     /// Its length in bytes.
     bytes: usize,
@@ -55,7 +55,7 @@ pub(crate) struct DeadLetterContentResponse {
     content: String,
 }
 
-/// The messages of the queue that could not be read, oldest first.
+/// The messages of the queue that could not be read, or whose sale the database does not have, oldest first.
 #[utoipa::path(get, path = "/admin/v1/dead-letters", tag = "admin", params(DeadLettersParams), responses((status = 200, description = "The oldest ones", body = DeadLettersResponse), (status = 409, description = "`illegal_step`: the tier has no dead letters")))]
 pub(crate) async fn list(
     State(app): State<Arc<App>>,

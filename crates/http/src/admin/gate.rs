@@ -1,17 +1,22 @@
 //! What the gate and the ledger hold of a sale, to be compared with each other.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use stampede_core::ports::{OrderRow, Snapshot};
-use stampede_core::{Order, OrderId, OrderStatus, SaleId, Timestamp, UserId};
+use stampede_core::{Order, OrderId, OrderStatus, SaleId, StepReason, Timestamp, UserId};
+use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
 use crate::extract::{Id, Json, Params, Viewer};
 use crate::pagination::{self, page_size_within};
 use crate::problem::Problem;
+
+/// How long the number of quarantined orders is waited for.
+const QUARANTINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state of a sale at the gate.
 #[derive(Serialize, ToSchema)]
@@ -26,8 +31,13 @@ pub(crate) struct GateResponse {
     digest: String,
     /// Admitted orders of this sale in the gate's outbox; null in a tier without one.
     outbox: Option<u32>,
-    /// Messages of all sales that wait in RabbitMQ; null in a tier without it, and while it cannot be read.
+    /// Orders of this sale in quarantine, whose stock stays taken; null while the database does not answer.
+    quarantined: Option<u64>,
+    /// Messages of all sales that wait in RabbitMQ, or in the database because their orders cannot be recorded; null in a tier without
+    /// RabbitMQ, and while the number cannot be read.
     queue: Option<u64>,
+    /// Why the number of messages cannot be read; null if it can, and in a tier without RabbitMQ.
+    queue_error: Option<String>,
     /// Requests of all sales that wait for the gate or the ledger of this node.
     waiting: usize,
 }
@@ -43,8 +53,13 @@ pub(crate) async fn gate(
     let Snapshot { version, cap, marks, settled, outbox, .. } = gate;
     let (digest, waiting) = (format!("{digest:016x}"), app.engine.waiting());
     // The gate is shown also while the broker is away.
-    let queue = app.engine.queue_depth().await.unwrap_or(None);
-    Ok(Json(GateResponse { version, cap, marks, settled, digest, outbox, queue, waiting }))
+    let (queue, queue_error) = match app.engine.queue_depth().await {
+        Ok(depth) => (depth, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    // And while the database is away.
+    let quarantined = timeout(QUARANTINE_TIMEOUT, app.engine.quarantined_in(id)).await.ok().and_then(Result::ok);
+    Ok(Json(GateResponse { version, cap, marks, settled, digest, outbox, quarantined, queue, queue_error, waiting }))
 }
 
 #[derive(Deserialize, IntoParams)]
@@ -102,6 +117,8 @@ pub(crate) struct OrderRowResponse {
     user_id: UserId,
     status: OrderStatus,
     live: bool,
+    /// Why it was rejected or cancelled.
+    reason: Option<StepReason>,
     epoch: i64,
     seq: i64,
     price_cents: i64,
@@ -128,10 +145,10 @@ pub(crate) async fn orders_in(
     let rows = app.engine.orders_in(id, params.after, limit).await?;
     let next = pagination::next(&rows, limit, |row| row.order.id);
     let response = |row: OrderRow| {
-        let OrderRow { order, live, epoch, seq } = row;
+        let OrderRow { order, live, reason, epoch, seq } = row;
         let Order { id, user, status, price, created_at, updated_at, .. } = order;
         let (epoch, price_cents) = (epoch.0, price.cents());
-        OrderRowResponse { id, user_id: user, status, live, epoch, seq, price_cents, created_at, updated_at }
+        OrderRowResponse { id, user_id: user, status, live, reason, epoch, seq, price_cents, created_at, updated_at }
     };
     Ok(Json(OrdersInResponse { orders: rows.into_iter().map(response).collect(), next }))
 }

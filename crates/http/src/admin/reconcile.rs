@@ -39,7 +39,7 @@ pub(crate) struct FindingResponse {
     sale_id: SaleId,
     #[serde(skip_serializing_if = "Option::is_none")]
     order_id: Option<OrderId>,
-    /// `mark_without_row`, `dead_row_with_mark`, `live_row_without_mark`, `old_version`, `cap_differs` or `release_failed`.
+    /// `mark_without_row`, `dead_row_with_mark`, `live_row_without_mark`, `old_version`, `newer_version`, `cap_differs` or `release_failed`.
     finding: String,
     detail: String,
     /// `repaired`; `failed`, and an alert was raised; or `reported` by a dry run.
@@ -116,6 +116,8 @@ pub(crate) async fn run(
 pub(crate) struct RebuildResponse {
     /// How long it took. Sales were closed for less than that.
     ms: u64,
+    /// How many sales stay closed, because their orders cannot be recorded or read now. They are tried again.
+    closed_sales: usize,
 }
 
 /// Rebuilds the gate from the ledger. Sales are closed meanwhile.
@@ -123,6 +125,7 @@ pub(crate) struct RebuildResponse {
 pub(crate) async fn rebuild(State(app): State<Arc<App>>, operator: Operator) -> Result<Json<RebuildResponse>, Problem> {
     let started = Instant::now();
     let work = |app: Arc<App>| async move { Ok(Outcome::done(app.engine.rebuild_gate().await?, Vec::new())) };
-    audited(app, operator, Action::new("rebuild", "gate".to_owned()), work).await?;
-    Ok(Json(RebuildResponse { ms: started.elapsed().as_millis().try_into().unwrap_or(u64::MAX) }))
+    let closed_sales = audited(app, operator, Action::new("rebuild", "gate".to_owned()), work).await?;
+    let ms = started.elapsed().as_millis().try_into().unwrap_or(u64::MAX);
+    Ok(Json(RebuildResponse { ms, closed_sales }))
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use stampede_core::{NewSale, SaleId, SaleStatus};
+use stampede_core::{NewSale, SaleId, SaleStatus, Timestamp, WindowChange};
 use stampede_engine::{Action, Outcome};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{Created, audited, created};
 use crate::app::App;
-use crate::extract::{Id, Json, Operator, Params, Viewer};
+use crate::extract::{Id, Json, Operator, OptionalJson, Params, Viewer};
 use crate::pagination::page_size;
 use crate::problem::Problem;
 use crate::sales::SaleResponse;
@@ -69,46 +69,95 @@ pub(crate) async fn one_sale(
     Ok(Json(SaleResponse::for_admin(&app.engine.any_sale(id)?)))
 }
 
+/// May be left out: then the request is carried out each time.
+#[derive(Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatusEdit {
+    /// Identifies this request: a repeated request changes nothing, even if the sale was edited since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 64, pattern = "^[!-~]*$")]
+    request_id: Option<String>,
+}
+
 async fn set_status(
     app: Arc<App>,
     operator: Operator,
     name: &'static str,
     id: SaleId,
     status: SaleStatus,
+    edit: StatusEdit,
 ) -> Result<Json<SaleResponse>, Problem> {
-    let work = move |app: Arc<App>| async move { app.engine.set_sale_status(id, status).await };
-    let view = audited(app, operator, Action::new(name, format!("sale {id}")), work).await?;
+    if let Some(request_id) = &edit.request_id {
+        check_request_id(request_id)?;
+    }
+    let action = Action::new(name, format!("sale {id}")).with_request(json!(edit));
+    let work =
+        move |app: Arc<App>| async move { app.engine.set_sale_status(id, status, edit.request_id.as_deref()).await };
+    let view = audited(app, operator, action, work).await?;
     Ok(Json(SaleResponse::for_admin(&view)))
 }
 
 /// Pauses a sale.
-#[utoipa::path(post, path = "/admin/v1/sales/{id}/pause", tag = "admin", responses((status = 200, description = "Paused", body = SaleResponse), (status = 409, description = "`illegal_step`")))]
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/pause", tag = "admin", request_body = Option<StatusEdit>, responses((status = 200, description = "Paused, or as it is now if the request is a repetition", body = SaleResponse), (status = 409, description = "`illegal_step` or `request_id_reused`")))]
 pub(crate) async fn pause(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
+    OptionalJson(edit): OptionalJson<StatusEdit>,
 ) -> Result<Json<SaleResponse>, Problem> {
-    set_status(app, operator, "pause", id, SaleStatus::Paused).await
+    set_status(app, operator, "pause", id, SaleStatus::Paused, edit).await
 }
 
 /// Resumes a paused sale, or publishes a draft.
-#[utoipa::path(post, path = "/admin/v1/sales/{id}/resume", tag = "admin", responses((status = 200, description = "On sale", body = SaleResponse), (status = 409, description = "`illegal_step`")))]
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/resume", tag = "admin", request_body = Option<StatusEdit>, responses((status = 200, description = "On sale, or as it is now if the request is a repetition", body = SaleResponse), (status = 409, description = "`illegal_step` or `request_id_reused`")))]
 pub(crate) async fn resume(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
+    OptionalJson(edit): OptionalJson<StatusEdit>,
 ) -> Result<Json<SaleResponse>, Problem> {
-    set_status(app, operator, "resume", id, SaleStatus::OnSale).await
+    set_status(app, operator, "resume", id, SaleStatus::OnSale, edit).await
 }
 
 /// Ends a sale. It cannot be resumed.
-#[utoipa::path(post, path = "/admin/v1/sales/{id}/end", tag = "admin", responses((status = 200, description = "Ended", body = SaleResponse), (status = 409, description = "`illegal_step`")))]
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/end", tag = "admin", request_body = Option<StatusEdit>, responses((status = 200, description = "Ended", body = SaleResponse), (status = 409, description = "`illegal_step` or `request_id_reused`")))]
 pub(crate) async fn end(
     State(app): State<Arc<App>>,
     operator: Operator,
     Id(id): Id<SaleId>,
+    OptionalJson(edit): OptionalJson<StatusEdit>,
 ) -> Result<Json<SaleResponse>, Problem> {
-    set_status(app, operator, "end", id, SaleStatus::Ended).await
+    set_status(app, operator, "end", id, SaleStatus::Ended, edit).await
+}
+
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WindowEdit {
+    /// The new begin, while the sale has not begun; without it, the begin stays as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    begin: Option<Timestamp>,
+    /// The new end, in the future; without it, the end stays as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    end: Option<Timestamp>,
+    /// Identifies this request: a repeated request changes nothing, even if the sale was edited since.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[!-~]*$")]
+    request_id: String,
+}
+
+/// Changes when a sale ends, and until its begin also when it begins. A repeated request with the same request id changes nothing.
+#[utoipa::path(post, path = "/admin/v1/sales/{id}/window", tag = "admin", request_body = WindowEdit, responses((status = 200, description = "Changed, or as it is now if the request is a repetition", body = SaleResponse), (status = 409, description = "`illegal_step`: the sale has ended, or has begun and another begin was given; the new end is not in the future, or not after the begin; or `request_id_reused`")))]
+pub(crate) async fn edit_window(
+    State(app): State<Arc<App>>,
+    operator: Operator,
+    Id(id): Id<SaleId>,
+    Json(edit): Json<WindowEdit>,
+) -> Result<Json<SaleResponse>, Problem> {
+    check_request_id(&edit.request_id)?;
+    let action = Action::new("edit_window", format!("sale {id}")).with_request(json!(edit));
+    let change = WindowChange { begin: edit.begin, end: edit.end };
+    let work = move |app: Arc<App>| async move { app.engine.set_sale_window(id, change, &edit.request_id).await };
+    let view = audited(app, operator, action, work).await?;
+    Ok(Json(SaleResponse::for_admin(&view)))
 }
 
 #[derive(Serialize, Deserialize, ToSchema)]

@@ -39,6 +39,8 @@ pub const VERSIONS: &[&Version] = &[
 
 /// How many requests of one user may pass per second.
 pub const LIMIT: u64 = 10;
+/// How many requests one user sends at least: many more than the limit allows while they are sent.
+const MIN_FLOOD: u64 = 200;
 /// Ids are made by this many tasks, each of which makes so many.
 const ID_TASKS: u64 = 300;
 const IDS_PER_TASK: u64 = 100;
@@ -50,7 +52,8 @@ async fn one_user_floods<S: Shop>(lab: &Lab, version: &Version) -> Result<Measur
     let site = lab.site(version, 0, RacePoint::open()).await?;
     let shop = Arc::new(S::open(&site).await?);
     let before = Counters::read(&lab.servers, &site).await?;
-    let flood = send(&shop, Crowd { buyers: 1, tries: lab.options.buyers, stock: 0 }, lab.seed).await?;
+    let flood = Crowd { buyers: 1, tries: lab.options.buyers.max(MIN_FLOOD), stock: 0 };
+    let flood = send(&shop, flood, lab.seed).await?;
     let counted = Counters::read(&lab.servers, &site).await?.since(before);
     measured.set_load(&flood, counted);
     measured.orders_per_s = None;
@@ -66,6 +69,7 @@ async fn one_user_floods<S: Shop>(lab: &Lab, version: &Version) -> Result<Measur
     let refused = honest.buyers - answers.bought.len() as u64;
     measured.count(Flaw::Undersold, refused.saturating_sub(1), |count| format!("{count} other users were refused"));
     measured.figures.push(("requests of one user that passed", passed as f64));
+    measured.count_lasting_keys(lab, &site).await?;
     site.close().await;
     Ok(measured)
 }
@@ -105,12 +109,11 @@ async fn make_ids<M: IdMaker>(lab: &Lab, version: &Version) -> Result<Measured> 
     let elapsed = begin.elapsed();
     let counted = Counters::read(&lab.servers, &site).await?.since(before);
     let all = ID_TASKS * IDS_PER_TASK;
-    measured.requests = all;
-    measured.redis_per_request = counted.redis_executed.map(|count| count as f64 / all as f64);
-    measured.redis_calls_per_request = counted.redis_sent.map(|count| count as f64 / all as f64);
+    measured.set_counted(all, counted);
     measured.figures.push(("ms for 30,000 ids", elapsed.as_secs_f64() * 1000.0));
     measured.figures.push(("ids per second", all as f64 / elapsed.as_secs_f64()));
     measured.count(Flaw::Duplicated, all - ids.len() as u64, |count| format!("{count} ids twice"));
+    measured.count_lasting_keys(lab, &site).await?;
     site.close().await;
     Ok(measured)
 }
@@ -120,10 +123,14 @@ pub trait Sessions: Sized + Send + Sync + 'static {
     fn open(site: &Site) -> impl Future<Output = Result<Self>> + Send;
     fn log_in(&self, user: u64) -> impl Future<Output = Result<String>> + Send;
     fn user(&self, token: &str) -> impl Future<Output = Result<Option<u64>>> + Send;
+
+    /// Entries in memory that nothing ever removes; `None` if it keeps none there.
+    fn leaked(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Users log in at one node, and their next request arrives at the other.
-#[expect(clippy::cast_precision_loss, reason = "counts of one run")]
 async fn two_nodes<S: Sessions>(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = Measured::default();
     let site = lab.site(version, 0, RacePoint::open()).await?;
@@ -138,9 +145,12 @@ async fn two_nodes<S: Sessions>(lab: &Lab, version: &Version) -> Result<Measured
         }
     }
     let counted = Counters::read(&lab.servers, &site).await?.since(before);
-    measured.requests = users;
-    measured.redis_calls_per_request = counted.redis_sent.map(|count| count as f64 / users as f64);
+    measured.set_counted(users, counted);
     measured.count(Flaw::LoggedOut, refused, |count| format!("{count} of {users} users refused at the other node"));
+    if let Some(leaked) = first.leaked() {
+        measured.count(Flaw::Leaked, leaked, |count| format!("{count} sessions in memory that never expire"));
+    }
+    measured.count_lasting_keys(lab, &site).await?;
     site.close().await;
     Ok(measured)
 }

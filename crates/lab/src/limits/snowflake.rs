@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use super::{IdMaker, make_ids};
-use crate::servers::ServerKind;
 use crate::site::Site;
 use crate::{Expected, Family, Result, Version};
 
@@ -18,7 +17,7 @@ pub const VERSION: Version = Version {
     family: Family::Limits,
     expected: Expected::Sound,
     because: "the number of the node is part of the id, and a node waits for the next millisecond when its numbers are used up",
-    needs: &[ServerKind::Redis],
+    needs: &[],
     source: include_str!("snowflake.rs"),
     story_zh: "41 位毫秒、10 位节点号、12 位计数，不访问任何服务器，大致按时间有序。\n\
         问题：两个节点配了同一个节点号，或者时钟回拨，都会产生重复 ID。\n\

@@ -6,7 +6,7 @@
 
 use redis::Script;
 
-use super::{LEASE, NodeLock};
+use super::{LEASE, NodeLock, Scenario};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
@@ -22,7 +22,13 @@ pub const VERSION: Version = Version {
     story_zh: "Lua 脚本一步完成比对和删除，再也不会误删别人的锁。\n\
         问题：租期固定，业务没做完锁就到期，第二个节点进来同时执行。\n\
         下一版：看门狗在持有期间自动续期。",
-    run: |lab, version| Box::pin(super::all::<CompareAndDelete>(lab, version)),
+    run: |lab, version| {
+        Box::pin(super::scenarios::<CompareAndDelete>(
+            lab,
+            version,
+            &[Scenario::DeadHolder, Scenario::LateRelease, Scenario::LongWork],
+        ))
+    },
 };
 
 const COMPARE_AND_DELETE: &str = r"
@@ -46,7 +52,11 @@ impl NodeLock for CompareAndDelete {
         let mut set = redis::cmd("SET");
         set.arg(&key).arg(owner).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
-        Ok(set.map(|_| (key, owner)))
+        if set.is_none() {
+            return Ok(None);
+        }
+        self.site.kill.pass().await;
+        Ok(Some((key, owner)))
     }
 
     async fn release(&self, (key, owner): Self::Held) -> Result<()> {

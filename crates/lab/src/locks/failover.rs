@@ -1,14 +1,22 @@
 //! A master that is lost before its replica has the lock. Replication is asynchronous, so Redis has confirmed the lock by then.
 
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
 use stampede_lock::{Config, Locks};
 use stampede_proof::servers::redis::{client, start_with, url};
 use stampede_proof::servers::{Server, run};
 
 use crate::error::{Error, Result};
+use crate::measured::{Flaw, Measured};
+use crate::meter::calls;
 
 const NOT_PERSISTENT: &[&str] = &["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"];
 /// A port where nothing listens.
 const NOWHERE: &str = "1";
+/// How often the lock is acquired and released before the fail-over, and for how long at most.
+const LOADS: u64 = 500;
+const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Independent masters; the first has a replica.
 #[derive(Debug)]
@@ -39,6 +47,35 @@ impl Masters {
         connect(self.masters.iter()).await
     }
 
+    /// Acquires and releases a lock one time after another, and counts the commands of all masters.
+    ///
+    /// # Errors
+    /// That of the lock, or of a master that does not answer.
+    #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
+    pub async fn load<F>(&self, measured: &mut Measured, lock_and_release: impl Fn() -> F + Send) -> Result<()>
+    where
+        F: Future<Output = Result<(), stampede_lock::Error>> + Send,
+    {
+        let mut latencies = Histogram::<u64>::new(3).map_err(|error| Error::Failed(error.to_string()))?;
+        let (before, begin) = (self.commands()?, Instant::now());
+        while latencies.len() < LOADS && begin.elapsed() < LOAD_TIMEOUT {
+            let sent = Instant::now();
+            lock_and_release().await?;
+            latencies.saturating_record(u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX));
+        }
+        measured.requests = latencies.len();
+        measured.orders_per_s = Some(latencies.len() as f64 / begin.elapsed().as_secs_f64());
+        measured.p99_ms = Some(latencies.value_at_quantile(0.99) as f64 / 1000.0);
+        measured.redis_per_request = Some((self.commands()? - before) as f64 / latencies.len() as f64);
+        Ok(())
+    }
+
+    /// The commands that the masters have executed so far.
+    fn commands(&self) -> Result<u64> {
+        let of = |server| Ok(calls(&run(client(Server::port(server)).args(["info", "commandstats"]))?));
+        self.masters.iter().map(of).sum()
+    }
+
     /// The replica is cut off from its master.
     ///
     /// # Errors
@@ -57,6 +94,37 @@ impl Masters {
         ask(&self.replica, &["replicaof", "no", "one"])?;
         connect([&self.replica].into_iter().chain(others)).await
     }
+}
+
+/// A guard if the lock was acquired, `None` if another owner holds it. Any other error says nothing about the lock.
+///
+/// # Errors
+/// That error.
+pub fn acquired<G>(tried: Result<G, stampede_lock::Error>) -> Result<Option<G>> {
+    match tried {
+        Ok(guard) => Ok(Some(guard)),
+        Err(stampede_lock::Error::NotAcquired { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Judges who holds the lock after the fail-over: whether it is still valid for the node that had it, and whether another one has got it.
+///
+/// # Errors
+/// If it is not valid any more for the first node. Then the other one proves nothing.
+pub fn judge(measured: &mut Measured, first_valid: bool, second: bool) -> Result<()> {
+    if !first_valid {
+        return Err(Error::TimedOut("the fail-over within the lease of the first node"));
+    }
+    let seen = |_| "two nodes held the lock at once after the fail-over".to_owned();
+    measured.count(Flaw::Duplicated, second.into(), seen);
+    Ok(())
+}
+
+/// Notes if the lock is not free although its holder has released it.
+pub fn judge_released(measured: &mut Measured, free: bool) {
+    let stuck = u64::from(!free);
+    measured.count(Flaw::Leaked, stuck, |_| "the lock is still taken after its release".to_owned());
 }
 
 fn ask(server: &Server, command: &[&str]) -> std::io::Result<()> {

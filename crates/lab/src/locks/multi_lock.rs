@@ -6,10 +6,10 @@
 
 use stampede_lock::{Locks, MultiLock, Owner};
 
-use super::failover::Masters;
+use super::failover::{Masters, acquired, judge, judge_released};
 use crate::run::Lab;
 use crate::servers::ServerKind;
-use crate::{Expected, Family, Flaw, Measured, Result, Version};
+use crate::{Expected, Family, Measured, Result, Version};
 
 pub const VERSION: Version = Version {
     name: "locks/multi-lock",
@@ -28,16 +28,22 @@ async fn run(_: &Lab, _: &Version) -> Result<Measured> {
     let mut measured = Measured::default();
     let masters = Masters::start(3).await?;
     masters.cut_replication()?;
-    let first = multi_lock(&masters.connect().await?)?.lock().await?;
+    let before = masters.connect().await?;
+    masters.load(&mut measured, || async { multi_lock(&before)?.lock().await?.release().await }).await?;
+    let first = multi_lock(&before)?.lock().await?;
     let after = masters.fail_over().await?;
-    let second = multi_lock(&after)?.try_lock().await;
-    let both = second.is_ok() && first.is_valid();
-    measured.count(Flaw::Duplicated, both.into(), |_| "two nodes held the lock at once after the fail-over".to_owned());
+    let second = acquired(multi_lock(&after)?.try_lock().await)?;
+    judge(&mut measured, first.is_valid(), second.is_some())?;
+    // The master that is lost does not answer, and the others release the lock all the same.
+    let _ = first.release().await;
+    drop(second);
+    let free = acquired(multi_lock(&after)?.try_lock().await)?;
+    judge_released(&mut measured, free.is_some());
     Ok(measured)
 }
 
-fn multi_lock(masters: &[Locks]) -> Result<MultiLock> {
+fn multi_lock(masters: &[Locks]) -> Result<MultiLock, stampede_lock::Error> {
     let owner = Owner::new();
     let locks = masters.iter().map(|locks| locks.reentrant("order", &owner)).collect::<Result<Vec<_>, _>>()?;
-    Ok(MultiLock::new(locks)?)
+    MultiLock::new(locks)
 }

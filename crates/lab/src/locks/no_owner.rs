@@ -6,7 +6,7 @@
 
 use redis::AsyncCommands as _;
 
-use super::{LEASE, NodeLock};
+use super::{LEASE, NodeLock, Scenario};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
@@ -22,7 +22,9 @@ pub const VERSION: Version = Version {
     story_zh: "SET … NX PX 一条命令加锁并设过期，宕机最多占用一个租期。\n\
         问题：执行慢的持有者在租期结束后仍会删除键，删掉的是别人的锁，第三个节点趁机进入。\n\
         下一版：值里写上持有者，只有本人才能删除。",
-    run: |lab, version| Box::pin(super::all::<NoOwner>(lab, version)),
+    run: |lab, version| {
+        Box::pin(super::scenarios::<NoOwner>(lab, version, &[Scenario::DeadHolder, Scenario::LateRelease]))
+    },
 };
 
 struct NoOwner {
@@ -42,7 +44,11 @@ impl NodeLock for NoOwner {
         let mut set = redis::cmd("SET");
         set.arg(&key).arg("taken").arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
-        Ok(set.map(|_| key))
+        if set.is_none() {
+            return Ok(None);
+        }
+        self.site.kill.pass().await;
+        Ok(Some(key))
     }
 
     async fn release(&self, key: Self::Held) -> Result<()> {

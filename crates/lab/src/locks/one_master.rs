@@ -6,7 +6,7 @@
 
 use stampede_lock::Owner;
 
-use super::failover::Masters;
+use super::failover::{Masters, acquired, judge};
 use crate::run::Lab;
 use crate::servers::ServerKind;
 use crate::{Expected, Family, Flaw, Measured, Result, Version};
@@ -29,10 +29,11 @@ async fn run(_: &Lab, _: &Version) -> Result<Measured> {
     let masters = Masters::start(1).await?;
     masters.cut_replication()?;
     let before = masters.connect().await?;
+    let load = || async { before[0].reentrant("load", &Owner::new())?.lock().await?.release().await };
+    masters.load(&mut measured, load).await?;
     let first = before[0].reentrant("order", &Owner::new())?.lock().await?;
     let after = masters.fail_over().await?;
-    let second = after[0].reentrant("order", &Owner::new())?.try_lock().await;
-    let both = second.is_ok() && first.is_valid();
-    measured.count(Flaw::Duplicated, both.into(), |_| "two nodes held the lock at once after the fail-over".to_owned());
+    let second = acquired(after[0].reentrant("order", &Owner::new())?.try_lock().await)?;
+    judge(&mut measured, first.is_valid(), second.is_some())?;
     Ok(measured)
 }

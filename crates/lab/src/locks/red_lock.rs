@@ -6,10 +6,10 @@
 
 use stampede_lock::RedLock;
 
-use super::failover::Masters;
+use super::failover::{Masters, acquired, judge, judge_released};
 use crate::run::Lab;
 use crate::servers::ServerKind;
-use crate::{Expected, Family, Flaw, Measured, Result, Version};
+use crate::{Expected, Family, Measured, Result, Version};
 
 pub const VERSION: Version = Version {
     name: "locks/red-lock",
@@ -28,10 +28,16 @@ async fn run(_: &Lab, _: &Version) -> Result<Measured> {
     let mut measured = Measured::default();
     let masters = Masters::start(3).await?;
     masters.cut_replication()?;
-    let first = RedLock::new(&masters.connect().await?, "order")?.lock().await?;
+    let before = masters.connect().await?;
+    masters.load(&mut measured, || async { RedLock::new(&before, "load")?.lock().await?.release().await }).await?;
+    let first = RedLock::new(&before, "order")?.lock().await?;
     let after = masters.fail_over().await?;
-    let second = RedLock::new(&after, "order")?.try_lock().await;
-    let both = second.is_ok() && first.is_valid();
-    measured.count(Flaw::Duplicated, both.into(), |_| "two nodes held the lock at once after the fail-over".to_owned());
+    let second = acquired(RedLock::new(&after, "order")?.try_lock().await)?;
+    judge(&mut measured, first.is_valid(), second.is_some())?;
+    // A majority confirms the release without the master that is lost.
+    first.release().await?;
+    drop(second);
+    let free = acquired(RedLock::new(&after, "order")?.try_lock().await)?;
+    judge_released(&mut measured, free.is_some());
     Ok(measured)
 }

@@ -6,12 +6,11 @@
 
 use redis::AsyncCommands as _;
 
-use super::{LEASE, NodeLock, crash};
+use super::{LEASE, NodeLock, Scenario};
 use crate::meter::CountedRedis;
-use crate::run::Lab;
 use crate::servers::ServerKind;
 use crate::site::Site;
-use crate::{Expected, Family, Flaw, Measured, Result, Version};
+use crate::{Expected, Family, Flaw, Result, Version};
 
 pub const VERSION: Version = Version {
     name: "locks/setnx-expire",
@@ -23,14 +22,8 @@ pub const VERSION: Version = Version {
     story_zh: "所有节点共用的锁：键存在就是被占用；再设过期时间，防止持有者宕机后锁不释放。\n\
         问题：两条命令之间宕机，键就永不过期，这个用户再也下不了单。\n\
         下一版：SET … NX PX，一条命令完成。",
-    run: |lab, version| Box::pin(run(lab, version)),
+    run: |lab, version| Box::pin(super::scenarios::<SetnxExpire>(lab, version, &[Scenario::DeadHolder])),
 };
-
-async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
-    let mut measured = super::all::<SetnxExpire>(lab, version).await?;
-    crash::<SetnxExpire>(lab, version, &mut measured).await?;
-    Ok(measured)
-}
 
 struct SetnxExpire {
     redis: CountedRedis,

@@ -6,7 +6,7 @@
 
 use redis::Script;
 
-use super::{LEASE, NodeLock};
+use super::{LEASE, NodeLock, Scenario};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
@@ -22,7 +22,9 @@ pub const VERSION: Version = Version {
     story_zh: "值里写加锁线程的编号，释放时编号一致才删除。\n\
         问题：每个进程的线程都从 1 编号，别的节点上同号线程的锁会被当成自己的删掉。\n\
         下一版：用随机的持有者标识（如 UUID）。",
-    run: |lab, version| Box::pin(super::all::<ThreadId>(lab, version)),
+    run: |lab, version| {
+        Box::pin(super::scenarios::<ThreadId>(lab, version, &[Scenario::DeadHolder, Scenario::LateRelease]))
+    },
 };
 
 const COMPARE_AND_DELETE: &str = r"
@@ -49,7 +51,11 @@ impl NodeLock for ThreadId {
         let mut set = redis::cmd("SET");
         set.arg(&key).arg(THREAD).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
-        Ok(set.map(|_| key))
+        if set.is_none() {
+            return Ok(None);
+        }
+        self.site.kill.pass().await;
+        Ok(Some(key))
     }
 
     async fn release(&self, key: Self::Held) -> Result<()> {

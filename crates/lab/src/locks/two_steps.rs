@@ -6,7 +6,7 @@
 
 use redis::AsyncCommands as _;
 
-use super::{LEASE, NodeLock};
+use super::{LEASE, NodeLock, Scenario};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
@@ -22,7 +22,9 @@ pub const VERSION: Version = Version {
     story_zh: "值是随机标识，删除前先读出来比对。\n\
         问题：读和删是两步，中间如果进程停顿（例如 GC）租期正好结束，删掉的就是别人的锁。\n\
         下一版：用 Lua 脚本一步完成比对和删除。",
-    run: |lab, version| Box::pin(super::all::<TwoSteps>(lab, version)),
+    run: |lab, version| {
+        Box::pin(super::scenarios::<TwoSteps>(lab, version, &[Scenario::DeadHolder, Scenario::LateRelease]))
+    },
 };
 
 struct TwoSteps {
@@ -42,7 +44,11 @@ impl NodeLock for TwoSteps {
         let mut set = redis::cmd("SET");
         set.arg(&key).arg(owner).arg("NX").arg("PX").arg(LEASE.as_millis().to_string());
         let set: Option<String> = set.query_async(&mut self.redis.clone()).await?;
-        Ok(set.map(|_| (key, owner)))
+        if set.is_none() {
+            return Ok(None);
+        }
+        self.site.kill.pass().await;
+        Ok(Some((key, owner)))
     }
 
     async fn release(&self, (key, owner): Self::Held) -> Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! Adds: if the database rejects the order, a second script removes the user and returns the item, and is repeated if Redis does not answer.
 //! Wrong: a roll-back that was executed but not answered in time is repeated. By then the user may have bought again, and the roll-back of
-//! the first order takes away the mark of the second. The request waits for all of it.
+//! the first order takes away the mark of the second. The request waits for all of it, and a node that dies rolls nothing back.
 //! Next: roll back by order, in the background, and compare Redis with the database for what is still missed.
 
 use redis::Script;
@@ -26,7 +26,7 @@ pub const VERSION: Version = Version {
     source: include_str!("inline_roll_back.rs"),
     story_zh: "数据库拒绝订单时，再用一个脚本按用户回滚：删除已购标记、归还库存；Redis 没有应答就重试。\n\
         问题：回滚其实执行了，只是应答超时。等到重试时用户可能已经重新买到，重试就把新订单的标记删掉，一人两单；\
-        而且整个回滚都在请求里等。\n\
+        而且整个回滚都在请求里等，节点宕机就没有人回滚。\n\
         下一版：按订单号回滚，放到后台执行，漏掉的由对账补上。",
     run: |lab, version| Box::pin(run(lab, version)),
 };
@@ -49,6 +49,7 @@ async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = race_and_load::<InlineRollBack>(lab, version, Crowd::RACE_FOR_STOCK, 2).await?;
     super::with_rejections::<InlineRollBack>(lab, version, &mut measured).await?;
     super::with_late_roll_back::<InlineRollBack>(lab, version, &mut measured).await?;
+    super::with_dead_node::<InlineRollBack>(lab, version, &mut measured).await?;
     Ok(measured)
 }
 
@@ -90,6 +91,7 @@ impl Shop for InlineRollBack {
             2 => return Ok(Answer::AlreadyBought),
             _ => {}
         }
+        self.site.kill.pass().await;
         match sqlx::query("INSERT INTO orders (user_id) VALUES (?)").bind(user).execute(&self.db).await {
             Ok(_) => Ok(Answer::Bought),
             Err(sqlx::Error::Database(_)) => self.roll_back(user).await.map(|()| Answer::Rejected),

@@ -1,7 +1,7 @@
 //! Deducting the stock in Redis before the database is asked. The table of orders has no guards of its own here, so that what Redis lets
 //! through is seen.
 //!
-//! In order: [`separate_commands`], [`script`], [`inline_roll_back`], [`reconciled`]. This file has the two failures that they go through.
+//! In order: [`separate_commands`], [`script`], [`inline_roll_back`], [`reconciled`]. This file has the failures that they go through.
 
 pub mod inline_roll_back;
 pub mod reconciled;
@@ -11,7 +11,10 @@ pub mod separate_commands;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use redis::AsyncCommands as _;
+
 use crate::driver::{Answer, Crowd, Shop, judge, send};
+use crate::kill::KillPoint;
 use crate::race::RacePoint;
 use crate::run::Lab;
 use crate::version::Version;
@@ -23,8 +26,8 @@ pub const VERSIONS: &[&Version] =
 /// Half of the people can be recorded, which is twice the stock.
 const REJECTING: Crowd = Crowd { buyers: 40, tries: 1, stock: 10 };
 /// How long Redis does not execute writes, and how long a roll-back waits for its answer.
-const PAUSE_MS: u64 = 400;
-const ROLL_BACK_TIMEOUT: Duration = Duration::from_millis(100);
+const PAUSE_MS: u64 = 1_000;
+const ROLL_BACK_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long the steps of a late roll-back may take.
 const LATE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -43,6 +46,39 @@ async fn with_rejections<S: Shop>(lab: &Lab, version: &Version, measured: &mut M
     }
     shop.settle().await?;
     judge(&site, REJECTING, &answers, measured).await?;
+    site.close().await;
+    Ok(())
+}
+
+/// A node dies after Redis has deducted an item and before the database has the order. Another node sells the rest, and that item too if it
+/// finds out about it.
+async fn with_dead_node<S: Shop>(lab: &Lab, version: &Version, measured: &mut Measured) -> Result<()> {
+    const USER: u64 = 1;
+    let crowd = Crowd { buyers: 20, tries: 1, stock: 5 };
+    let mut site = lab.site(version, crowd.stock, RacePoint::open()).await?;
+    site.kill = KillPoint::at(1);
+    let dying = S::open(&site).await?;
+    let buying = tokio::spawn(async move { dying.buy(USER).await });
+    site.kill.reached().await?;
+    buying.abort();
+    // The result is that it was cancelled.
+    let _ = buying.await;
+    let left: u64 = site.redis()?.get("stock").await?;
+    if left != crowd.stock - 1 {
+        return Err(Error::Failed(format!("{left} of {} are left in Redis after the node died", crowd.stock)));
+    }
+    measured.killed();
+
+    site.kill = KillPoint::never();
+    let shop = Arc::new(S::open(&site).await?);
+    let mut answers = send(&shop, crowd, lab.seed).await?;
+    shop.settle().await?;
+    for user in 1..=crowd.buyers {
+        if shop.buy(user).await? == Answer::Bought {
+            answers.bought.insert(user);
+        }
+    }
+    judge(&site, crowd, &answers, measured).await?;
     site.close().await;
     Ok(())
 }

@@ -51,11 +51,14 @@ const ROLL_BACK: &str = r"
     return 1";
 
 const TRIES: u32 = 3;
+/// Ids that a node can make. The number of the node is above them, so that two nodes make different ones.
+const IDS_OF_NODE: u64 = 1 << 40;
 
 async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = race_and_load::<Reconciled>(lab, version, Crowd::RACE_FOR_STOCK, 2).await?;
     super::with_rejections::<Reconciled>(lab, version, &mut measured).await?;
     super::with_late_roll_back::<Reconciled>(lab, version, &mut measured).await?;
+    super::with_dead_node::<Reconciled>(lab, version, &mut measured).await?;
     Ok(measured)
 }
 
@@ -85,16 +88,17 @@ async fn roll_back(redis: CountedRedis, site: Site, user: u64, order: u64) -> Re
 }
 
 impl Reconciled {
-    /// Rolls back the marks whose orders are not in the database. No request is under way here; otherwise it would act on marks that
-    /// two comparisons, some seconds apart, have found.
-    async fn reconcile(&self) -> Result<()> {
+    /// Rolls back the marks whose orders are not in the database, and returns how many. No request is under way here; otherwise it would
+    /// act on marks that two comparisons, some seconds apart, have found.
+    async fn reconcile(&self) -> Result<u64> {
         let marks: HashMap<u64, u64> = self.redis.clone().hgetall("buyers").await?;
         let rows: Vec<(i64,)> = sqlx::query_as("SELECT id FROM orders").fetch_all(&self.db).await?;
         let rows: HashSet<u64> = rows.into_iter().map(|(id,)| id.unsigned_abs()).collect();
+        let mut rolled_back = 0;
         for (user, order) in marks.into_iter().filter(|(_, order)| !rows.contains(order)) {
-            call(&self.redis, ROLL_BACK, user, order).await?;
+            rolled_back += u64::from(call(&self.redis, ROLL_BACK, user, order).await?);
         }
-        Ok(())
+        Ok(rolled_back)
     }
 }
 
@@ -102,7 +106,8 @@ impl Shop for Reconciled {
     async fn open(site: &Site) -> Result<Self> {
         let mut redis = site.redis()?;
         let _: bool = redis.set_nx("stock", site.stock).await?;
-        let (next_order, roll_backs) = (AtomicU64::new(1), Mutex::default());
+        let node: u64 = redis.incr("nodes", 1).await?;
+        let (next_order, roll_backs) = (AtomicU64::new(node * IDS_OF_NODE), Mutex::default());
         Ok(Self { db: site.db()?, redis, site: site.clone(), next_order, roll_backs })
     }
 
@@ -114,6 +119,7 @@ impl Shop for Reconciled {
             2 => return Ok(Answer::AlreadyBought),
             _ => {}
         }
+        self.site.kill.pass().await;
         let insert = sqlx::query("INSERT INTO orders (id, user_id) VALUES (?, ?)").bind(order).bind(user);
         match insert.execute(&self.db).await {
             Ok(_) => Ok(Answer::Bought),
@@ -130,6 +136,6 @@ impl Shop for Reconciled {
         while let Some(rolled_back) = roll_backs.join_next().await {
             rolled_back.map_err(|error| Error::Failed(error.to_string()))??;
         }
-        self.reconcile().await
+        self.reconcile().await.map(drop)
     }
 }

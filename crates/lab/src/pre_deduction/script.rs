@@ -1,7 +1,8 @@
 //! Deduct in Redis with a script.
 //!
 //! Adds: a Lua script that checks the buyer and the stock and deducts, as one step. One call instead of four.
-//! Wrong: if the database then rejects the order, Redis has deducted it all the same. That item is never sold.
+//! Wrong: if the database then rejects the order, Redis has deducted it all the same. That item is never sold, nor is
+//! one whose node dies in between.
 //! Next: the deduction is rolled back if the order cannot be inserted.
 
 use redis::Script;
@@ -22,7 +23,7 @@ pub const VERSION: Version = Version {
     needs: &[ServerKind::MariaDb, ServerKind::Redis],
     source: include_str!("script.rs"),
     story_zh: "用 Lua 脚本一步完成“查重、查库存、扣减、记录用户”，四次往返变成一次。\n\
-        问题：数据库写订单失败时，Redis 里已经扣掉的库存没有还回去，少卖。\n\
+        问题：数据库写订单失败时，Redis 里已经扣掉的库存没有还回去，少卖；扣减之后节点宕机也一样。\n\
         下一版：订单写不进去就回滚 Redis。",
     run: |lab, version| Box::pin(run(lab, version)),
 };
@@ -38,6 +39,7 @@ const ADMIT: &str = r"
 async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = race_and_load::<Scripted>(lab, version, Crowd::RACE_FOR_STOCK, 2).await?;
     super::with_rejections::<Scripted>(lab, version, &mut measured).await?;
+    super::with_dead_node::<Scripted>(lab, version, &mut measured).await?;
     Ok(measured)
 }
 
@@ -64,6 +66,7 @@ impl Shop for Scripted {
             2 => return Ok(Answer::AlreadyBought),
             _ => {}
         }
+        self.site.kill.pass().await;
         match sqlx::query("INSERT INTO orders (user_id) VALUES (?)").bind(user).execute(&self.db).await {
             Ok(_) => Ok(Answer::Bought),
             Err(sqlx::Error::Database(_)) => Ok(Answer::Rejected),

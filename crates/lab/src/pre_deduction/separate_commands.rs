@@ -9,9 +9,10 @@ use sqlx::MySqlPool;
 
 use crate::driver::{Answer, Crowd, Shop, race_and_load};
 use crate::meter::CountedRedis;
+use crate::run::Lab;
 use crate::servers::ServerKind;
 use crate::site::Site;
-use crate::{Expected, Family, Flaw, Result, Version};
+use crate::{Expected, Family, Flaw, Measured, Result, Version};
 
 pub const VERSION: Version = Version {
     name: "pre-deduction/separate-commands",
@@ -23,8 +24,14 @@ pub const VERSION: Version = Version {
     story_zh: "把库存和已购用户放进 Redis，没有库存或买过的人根本到不了数据库。\n\
         问题：判断和扣减是几条独立的命令，中间别人也能通过判断，于是一起扣减，超卖。\n\
         下一版：写成一个 Lua 脚本，由 Redis 原子执行。",
-    run: |lab, version| Box::pin(race_and_load::<SeparateCommands>(lab, version, Crowd::RACE_FOR_STOCK, 2)),
+    run: |lab, version| Box::pin(run(lab, version)),
 };
+
+async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
+    let mut measured = race_and_load::<SeparateCommands>(lab, version, Crowd::RACE_FOR_STOCK, 2).await?;
+    super::with_dead_node::<SeparateCommands>(lab, version, &mut measured).await?;
+    Ok(measured)
+}
 
 struct SeparateCommands {
     db: MySqlPool,
@@ -51,6 +58,7 @@ impl Shop for SeparateCommands {
         self.site.race.pass().await;
         let _: i64 = redis.decr("stock", 1).await?;
         let _: i64 = redis.sadd("buyers", user).await?;
+        self.site.kill.pass().await;
         sqlx::query("INSERT INTO orders (user_id) VALUES (?)").bind(user).execute(&self.db).await?;
         Ok(Answer::Bought)
     }

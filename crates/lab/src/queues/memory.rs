@@ -38,7 +38,8 @@ const ADMIT: &str = r"
     redis.call('SADD', KEYS[2], ARGV[1])
     return 0";
 
-const CAPACITY: usize = 100_000;
+/// The queue has room for this many orders, or for the whole stock if that is more.
+const MIN_CAPACITY: u64 = 100_000;
 
 struct Memory {
     db: MySqlPool,
@@ -52,7 +53,8 @@ impl Shop for Memory {
     async fn open(site: &Site) -> Result<Self> {
         let mut redis = site.redis()?;
         let _: bool = redis.set_nx("stock", site.stock).await?;
-        let (queue, waiting) = mpsc::channel(CAPACITY);
+        let capacity = usize::try_from(site.stock.max(MIN_CAPACITY)).unwrap_or(usize::MAX);
+        let (queue, waiting) = mpsc::channel(capacity);
         Ok(Self { db: site.db()?, redis, site: site.clone(), queue, waiting: Mutex::new(waiting) })
     }
 

@@ -23,7 +23,7 @@ use crate::meter::Counters;
 use crate::race::RacePoint;
 use crate::run::Lab;
 use crate::site::Site;
-use crate::version::Version;
+use crate::version::{Expected, Version};
 use crate::{Error, Measured, Result};
 
 pub const VERSIONS: &[&Version] = &[
@@ -41,18 +41,21 @@ pub const VERSIONS: &[&Version] = &[
 
 /// The crowd before and during a crash.
 const CRASH: Crowd = Crowd { buyers: 60, tries: 2, stock: 40 };
-/// How long the queue may take to be worked off.
+/// How long a queue that is not empty may take to write the next order.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Orders count as lost if the queue has been empty and no order was written for this long. What a consumer has taken and not yet written
-/// is not in the queue.
+/// is not in the queue, and a broker takes a moment to notice that a consumer is gone. A version that must not lose anything is given much
+/// longer: it only waits for as long as an order is missing.
 const QUIET: Duration = Duration::from_millis(1_500);
+const QUIET_OF_SOUND: Duration = Duration::from_secs(20);
 /// How long a worker may take to listen.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A shop whose orders are written by a worker.
 pub trait QueuedShop: Shop {
-    /// Writes orders until it is killed. Passes `site.kill` between taking an order and committing it.
+    /// Writes orders until it is killed. Passes `site.kill` between taking an order and committing it, and in a sound version
+    /// `site.kill_after_commit` between committing it and telling the queue.
     fn work(self: Arc<Self>) -> impl Future<Output = Result<()>> + Send;
 
     /// Whether orders that are sent from now on reach the worker.
@@ -64,35 +67,73 @@ pub trait QueuedShop: Shop {
     fn queued(&self) -> impl Future<Output = Result<u64>> + Send;
 }
 
+/// Where a node dies while it writes an order.
+#[derive(Debug, Clone, Copy)]
+enum Crash {
+    /// The order is not written yet.
+    BeforeCommit,
+    /// The order is written, and the queue still has it: it is written a second time.
+    AfterCommit,
+}
+
 /// Kills the node while it writes an order, starts another one, and then runs the load of the options.
 pub async fn crash_and_load<S: QueuedShop>(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = Measured::default();
-    let mut site = lab.site(version, CRASH.stock, RacePoint::open()).await?;
-    site.kill = KillPoint::at(1 + lab.seed % 20);
-    let node = start::<S>(&site).await?;
-    let answers = send(&node.shop, CRASH, lab.seed).await?;
-    site.kill.reached().await?;
-    node.kill().await;
-    site.kill = KillPoint::never();
-    let mut node = start::<S>(&site).await?;
-    drain(&mut node, &site, answers.bought.len() as u64).await?;
-    judge(&site, CRASH, &answers, &mut measured).await?;
-    node.kill().await;
-    site.close().await;
+    let order = order_of_crash(lab);
+    crash::<S>(lab, version, Crash::BeforeCommit, order, &mut measured).await?;
+    if version.expected == Expected::Sound {
+        crash::<S>(lab, version, Crash::AfterCommit, order, &mut measured).await?;
+    }
     load::<S>(lab, version, &mut measured).await?;
     Ok(measured)
+}
+
+/// The order, counted from one, at which the node dies.
+const fn order_of_crash(lab: &Lab) -> u64 {
+    1 + lab.seed % 20
+}
+
+/// Kills the node while it writes its n-th order, and starts another one.
+async fn crash<S: QueuedShop>(
+    lab: &Lab,
+    version: &Version,
+    at: Crash,
+    order: u64,
+    measured: &mut Measured,
+) -> Result<()> {
+    let mut site = lab.site(version, CRASH.stock, RacePoint::open()).await?;
+    let point = KillPoint::at(order);
+    match at {
+        Crash::BeforeCommit => site.kill = point.clone(),
+        Crash::AfterCommit => site.kill_after_commit = point.clone(),
+    }
+    let node = start::<S>(&site).await?;
+    let answers = send(&node.shop, CRASH, lab.seed).await?;
+    point.reached().await?;
+    node.kill().await;
+    measured.killed();
+    (site.kill, site.kill_after_commit) = (KillPoint::never(), KillPoint::never());
+    let mut node = start::<S>(&site).await?;
+    drain(&mut node, &site, answers.bought.len() as u64, quiet(version)).await?;
+    judge(&site, CRASH, &answers, measured).await?;
+    node.kill().await;
+    site.close().await;
+    Ok(())
 }
 
 /// Kills the broker while it has all orders.
 async fn broker_crash<S: QueuedShop>(lab: &Lab, version: &Version, measured: &mut Measured) -> Result<()> {
     let site = lab.site(version, CRASH.stock, RacePoint::open()).await?;
     let shop = Arc::new(S::open(&site).await?);
-    // The definition of a queue is in memory for a moment, and a queue of a real shop is older than that.
-    lab.servers.sync_rabbitmq().await?;
+    // The definition of a durable queue is in memory for a moment, and a queue of a real shop is older than that.
+    if version.expected == Expected::Sound {
+        lab.servers.sync_rabbitmq().await?;
+    }
     let answers = send(&shop, CRASH, lab.seed).await?;
     lab.servers.kill_rabbitmq().await?;
+    measured.killed();
     let mut node = start::<S>(&site).await?;
-    drain(&mut node, &site, answers.bought.len() as u64).await?;
+    drain(&mut node, &site, answers.bought.len() as u64, quiet(version)).await?;
     judge(&site, CRASH, &answers, measured).await?;
     node.kill().await;
     site.close().await;
@@ -103,16 +144,18 @@ async fn broker_crash<S: QueuedShop>(lab: &Lab, version: &Version, measured: &mu
 async fn load<S: QueuedShop>(lab: &Lab, version: &Version, measured: &mut Measured) -> Result<()> {
     let load = Crowd { buyers: lab.options.buyers, tries: 2, stock: lab.options.stock };
     let site = lab.site(version, load.stock, RacePoint::open()).await?;
+    let cost = cost_of_poll::<S>(lab, &site).await?;
     let mut node = start::<S>(&site).await?;
     let before = Counters::read(&lab.servers, &site).await?;
     let answers = send(&node.shop, load, lab.seed).await?;
     let answered = Instant::now();
-    drain(&mut node, &site, answers.bought.len() as u64).await?;
+    let polls = drain(&mut node, &site, answers.bought.len() as u64, quiet(version)).await?;
     let drained = answered.elapsed();
-    let counted = Counters::read(&lab.servers, &site).await?.since(before);
+    let counted = Counters::read(&lab.servers, &site).await?.since(before).without(polls, cost);
     measured.set_load(&answers, counted);
     measured.figures.push(("ms from the last answer to the last order", drained.as_secs_f64() * 1000.0));
     judge(&site, load, &answers, measured).await?;
+    measured.count_lasting_keys(lab, &site).await?;
     node.kill().await;
     site.close().await;
     Ok(())
@@ -121,11 +164,10 @@ async fn load<S: QueuedShop>(lab: &Lab, version: &Version, measured: &mut Measur
 /// Starts a node, whose worker listens before the first order is sent.
 pub(crate) async fn start<S: QueuedShop>(site: &Site) -> Result<Node<S>> {
     let shop = Arc::new(S::open(site).await?);
-    let worker = tokio::spawn(shop.clone().work());
-    let mut node = Node::new(shop, worker);
+    let mut node = Node::start(shop.clone(), shop.work());
     let deadline = Instant::now() + START_TIMEOUT;
     while !node.shop.is_listening().await? {
-        node.check().await?;
+        node.check()?;
         if Instant::now() > deadline {
             return Err(Error::TimedOut("the worker listens"));
         }
@@ -134,27 +176,54 @@ pub(crate) async fn start<S: QueuedShop>(site: &Site) -> Result<Node<S>> {
     Ok(node)
 }
 
-/// Waits until all confirmed orders are written, or until no more can come.
-pub(crate) async fn drain<S: QueuedShop>(node: &mut Node<S>, site: &Site, confirmed: u64) -> Result<()> {
-    let (deadline, mut last, mut since) = (Instant::now() + DRAIN_TIMEOUT, 0, Instant::now());
+/// How long the orders of a version may be missing before they count as lost.
+const fn quiet(version: &Version) -> Duration {
+    match version.expected {
+        Expected::Sound => QUIET_OF_SOUND,
+        Expected::Flawed(_) => QUIET,
+    }
+}
+
+/// Waits until all confirmed orders are written, or until the queue was empty for a while. Returns how often it has polled.
+pub(crate) async fn drain<S: QueuedShop>(
+    node: &mut Node<S>,
+    site: &Site,
+    confirmed: u64,
+    quiet: Duration,
+) -> Result<u64> {
+    let (mut polls, mut last, mut written, mut empty_since) = (0, 0, Instant::now(), Instant::now());
     loop {
-        node.check().await?;
-        let (orders,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM orders").fetch_one(&site.db()?).await?;
-        if orders.unsigned_abs() != last {
-            (last, since) = (orders.unsigned_abs(), Instant::now());
+        node.check()?;
+        let (orders, queued) = poll(&*node.shop, site).await?;
+        polls += 1;
+        if orders != last {
+            (last, written, empty_since) = (orders, Instant::now(), Instant::now());
         }
-        let queued = node.shop.queued().await?;
         if queued > 0 {
-            since = Instant::now();
+            empty_since = Instant::now();
         }
-        if queued == 0 && (last >= confirmed || since.elapsed() > QUIET) {
-            return Ok(());
+        if queued == 0 && (last >= confirmed || empty_since.elapsed() > quiet) {
+            return Ok(polls);
         }
-        if Instant::now() > deadline {
+        if written.elapsed() > DRAIN_TIMEOUT {
             return Err(Error::TimedOut("the queue is worked off"));
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// How many orders are written, and how many the queue still has.
+async fn poll<S: QueuedShop>(shop: &S, site: &Site) -> Result<(u64, u64)> {
+    let (orders,): (i64,) = sqlx::query_as("SELECT COUNT(*) FROM orders").fetch_one(&site.db()?).await?;
+    Ok((orders.unsigned_abs(), shop.queued().await?))
+}
+
+/// The statements and commands of one poll, which are not those of the version. Measured while nothing else is under way.
+async fn cost_of_poll<S: QueuedShop>(lab: &Lab, site: &Site) -> Result<Counters> {
+    let shop = S::open(site).await?;
+    let before = Counters::read(&lab.servers, site).await?;
+    poll(&shop, site).await?;
+    Ok(Counters::read(&lab.servers, site).await?.since(before))
 }
 
 /// What the scripts of this family answer.

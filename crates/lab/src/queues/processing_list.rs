@@ -74,8 +74,9 @@ impl QueuedShop for ProcessingList {
             let taken: Option<u64> = blocking.blmove("queue", "processing", from, to, 1.0).await?;
             let Some(user) = taken else { continue };
             self.site.kill.pass().await;
-            let insert = sqlx::query("INSERT IGNORE INTO orders (id, user_id) VALUES (?, ?)");
-            insert.bind(user).bind(user).execute(&self.db).await?;
+            let insert = "INSERT INTO orders (id, user_id) VALUES (?, ?) ON DUPLICATE KEY UPDATE id = id";
+            sqlx::query(insert).bind(user).bind(user).execute(&self.db).await?;
+            self.site.kill_after_commit.pass().await;
             let _: u64 = blocking.lrem("processing", 1, user).await?;
         }
     }

@@ -17,13 +17,15 @@ use lapin::{BasicProperties, Channel, Connection};
 use redis::{AsyncCommands as _, Script};
 use sqlx::MySqlPool;
 
-use super::{QueuedShop, answer, broker_crash, crash_and_load};
-use crate::driver::{Answer, Shop};
+use super::{QueuedShop, answer, broker_crash, crash_and_load, drain, quiet, start};
+use crate::driver::{Answer, Crowd, Shop, judge, send};
+use crate::kill::KillPoint;
 use crate::meter::CountedRedis;
+use crate::race::RacePoint;
 use crate::run::Lab;
 use crate::servers::ServerKind;
 use crate::site::Site;
-use crate::{Expected, Family, Measured, Result, Version};
+use crate::{Error, Expected, Family, Flaw, Measured, Result, Version};
 
 pub const VERSION: Version = Version {
     name: "queues/rabbitmq-ack-after-commit",
@@ -50,8 +52,41 @@ const PREFETCH: u16 = 64;
 
 async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = crash_and_load::<AckAfterCommit>(lab, version).await?;
+    crash_before_publish(lab, version, &mut measured).await?;
     broker_crash::<AckAfterCommit>(lab, version, &mut measured).await?;
     Ok(measured)
+}
+
+/// A node dies after the script has admitted a buyer and before the broker has the order. The node that starts next publishes it.
+async fn crash_before_publish(lab: &Lab, version: &Version, measured: &mut Measured) -> Result<()> {
+    const USER: u64 = 1;
+    let crowd = Crowd { buyers: 1, tries: 1, stock: 1 };
+    let mut site = lab.site(version, crowd.stock, RacePoint::open()).await?;
+    site.kill_before_publish = KillPoint::at(1);
+    let dying = AckAfterCommit::open(&site).await?;
+    let buying = tokio::spawn(async move { dying.buy(USER).await });
+    site.kill_before_publish.reached().await?;
+    buying.abort();
+    // The result is that it was cancelled.
+    let _ = buying.await;
+    measured.killed();
+
+    site.kill_before_publish = KillPoint::never();
+    let mut node = start::<AckAfterCommit>(&site).await?;
+    // The buyer, who got no answer, tries again.
+    let mut answers = send(&node.shop, crowd, lab.seed).await?;
+    if !answers.given.contains_key(&Answer::AlreadyBought) {
+        return Err(Error::Failed("the node died before the script had admitted the buyer".to_owned()));
+    }
+    // This answer confirms the order too.
+    answers.bought.insert(USER);
+    drain(&mut node, &site, 1, quiet(version)).await?;
+    judge(&site, crowd, &answers, measured).await?;
+    let unsent: u64 = site.redis()?.scard("outbox").await?;
+    measured.count(Flaw::Leaked, unsent, |count| format!("confirmed messages that are still in the outbox: {count}"));
+    node.kill().await;
+    site.close().await;
+    Ok(())
 }
 
 struct AckAfterCommit {
@@ -105,6 +140,7 @@ impl Shop for AckAfterCommit {
         let mut redis = self.redis.clone();
         let admitted = admit.key("stock").key("buyers").key("outbox").arg(user).invoke_async(&mut redis).await?;
         if admitted == 0 {
+            self.site.kill_before_publish.pass().await;
             self.publish(user).await?;
         }
         Ok(answer(admitted))
@@ -121,8 +157,9 @@ impl QueuedShop for AckAfterCommit {
             let order = order?;
             let user: u64 = String::from_utf8_lossy(&order.data).parse().unwrap_or_default();
             self.site.kill.pass().await;
-            let insert = sqlx::query("INSERT IGNORE INTO orders (id, user_id) VALUES (?, ?)");
-            insert.bind(user).bind(user).execute(&self.db).await?;
+            let insert = "INSERT INTO orders (id, user_id) VALUES (?, ?) ON DUPLICATE KEY UPDATE id = id";
+            sqlx::query(insert).bind(user).bind(user).execute(&self.db).await?;
+            self.site.kill_after_commit.pass().await;
             order.ack(BasicAckOptions::default()).await?;
         }
         Ok(())

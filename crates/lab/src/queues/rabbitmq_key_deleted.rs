@@ -2,7 +2,8 @@
 //!
 //! Adds: the acknowledgement follows the insertion. A key in Redis marks an order as handled, so that a repeated message has no effect. If the
 //! insertion fails, the key is deleted and the message is sent again.
-//! Wrong: an insertion that timed out may have been done. Without the key, the retry inserts the order a second time.
+//! Wrong: an insertion that timed out may have been done. Without the key, the retry inserts the order a second time. A node that dies between
+//! the key and the insertion loses the order, because the next node finds the key. And the key of every order stays in Redis for good.
 //! Next: the order id is the primary key. The database knows what it has, and a retry needs no key.
 
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use redis::{AsyncCommands as _, Script};
 use sqlx::MySqlPool;
 use tokio::time::timeout;
 
-use super::{QueuedShop, answer, drain, load, start};
+use super::{Crash, QueuedShop, answer, crash, drain, load, order_of_crash, start};
 use crate::driver::{Answer, Crowd, Shop, judge, send};
 use crate::meter::CountedRedis;
 use crate::race::RacePoint;
@@ -35,7 +36,8 @@ pub const VERSION: Version = Version {
     needs: &[ServerKind::MariaDb, ServerKind::Redis, ServerKind::RabbitMq],
     source: include_str!("rabbitmq_key_deleted.rs"),
     story_zh: "写库之后才手动确认；用 Redis 幂等键标记已处理的订单，重复消息不再生效；写库失败就删除幂等键并重发消息。\n\
-        问题：超时不等于失败，那次写入可能已经成功。幂等键一删，重试就写出第二单。\n\
+        问题：超时不等于失败，那次写入可能已经成功。幂等键一删，重试就写出第二单；\
+        节点若死在设键之后、写库之前，下一个节点看到幂等键就直接确认，这一单就丢了；而没删的幂等键永远留在 Redis 里。\n\
         下一版：订单号做主键，由数据库判断有没有写过，重试不再依赖幂等键。",
     run: |lab, version| Box::pin(run(lab, version)),
 };
@@ -50,10 +52,19 @@ const ADMIT: &str = r"
 /// How long the worker waits for the database.
 const INSERT_TIMEOUT: Duration = Duration::from_millis(300);
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the late insertion and the repeated one may take.
+const QUIET: Duration = Duration::from_secs(10);
 
-/// The database is slow once: the worker gives up waiting, and the insertion is done nevertheless.
 async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = Measured::default();
+    slow_insertion(lab, version, &mut measured).await?;
+    crash::<KeyDeleted>(lab, version, Crash::BeforeCommit, order_of_crash(lab), &mut measured).await?;
+    load::<KeyDeleted>(lab, version, &mut measured).await?;
+    Ok(measured)
+}
+
+/// The database is slow once: the worker gives up waiting, and the insertion is done nevertheless.
+async fn slow_insertion(lab: &Lab, version: &Version, measured: &mut Measured) -> Result<()> {
     let crowd = Crowd { buyers: 1, tries: 1, stock: 1 };
     let mut site = lab.site(version, crowd.stock, RacePoint::open()).await?;
     site.before_retry = RacePoint::within(2, LOCK_TIMEOUT);
@@ -63,15 +74,14 @@ async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let answers = send(&node.shop, crowd, lab.seed).await?;
     site.before_retry.arrived(1).await;
     sqlx::query("UNLOCK TABLES").execute(&mut other).await?;
-    drain(&mut node, &site, 1).await?;
+    drain(&mut node, &site, 1, QUIET).await?;
     site.before_retry.pass().await;
     // One order too many, if it comes.
-    drain(&mut node, &site, 2).await?;
-    judge(&site, crowd, &answers, &mut measured).await?;
+    drain(&mut node, &site, 2, QUIET).await?;
+    judge(&site, crowd, &answers, measured).await?;
     node.kill().await;
     site.close().await;
-    load::<KeyDeleted>(lab, version, &mut measured).await?;
-    Ok(measured)
+    Ok(())
 }
 
 struct KeyDeleted {
@@ -106,6 +116,7 @@ impl KeyDeleted {
         if !redis.set_nx(&key, 1).await? {
             return Ok(true);
         }
+        self.site.kill.pass().await;
         let insert = sqlx::query("INSERT INTO orders (user_id) VALUES (?)").bind(user).execute(&self.db);
         if timeout(INSERT_TIMEOUT, insert).await.is_ok_and(|inserted| inserted.is_ok()) {
             return Ok(true);

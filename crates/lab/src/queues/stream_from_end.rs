@@ -2,6 +2,7 @@
 //!
 //! Adds: a stream, which keeps its messages. `XREAD … $` waits for the next one.
 //! Wrong: `$` is the end of the stream at the time of the call. Messages that arrive between two calls are never read, even without a crash.
+//! Those that arrive while no node runs are not read either.
 //! Next: a consumer group remembers what was read and what was acknowledged.
 
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use redis::{AsyncCommands as _, Script};
 use sqlx::MySqlPool;
 
-use super::{QueuedShop, answer, load};
+use super::{Crash, QueuedShop, answer, crash, load};
 use crate::driver::{Answer, Shop};
 use crate::meter::CountedRedis;
 use crate::run::Lab;
@@ -25,7 +26,7 @@ pub const VERSION: Version = Version {
     needs: &[ServerKind::MariaDb, ServerKind::Redis],
     source: include_str!("stream_from_end.rs"),
     story_zh: "用 Stream 保存消息，XREAD … $ 等待下一条。\n\
-        问题：$ 指的是调用那一刻的末尾，两次调用之间到达的消息永远读不到，不用宕机就会漏单。\n\
+        问题：$ 指的是调用那一刻的末尾，两次调用之间到达的消息永远读不到，不用宕机就会漏单；节点宕机期间到达的也一样。\n\
         下一版：消费组会记住读到哪里、哪些已经确认。",
     run: |lab, version| Box::pin(run(lab, version)),
 };
@@ -43,6 +44,8 @@ const ADMIT: &str = r"
 
 async fn run(lab: &Lab, version: &Version) -> Result<Measured> {
     let mut measured = Measured::default();
+    // At its first order: a second one may never be read.
+    crash::<StreamFromEnd>(lab, version, Crash::BeforeCommit, 1, &mut measured).await?;
     load::<StreamFromEnd>(lab, version, &mut measured).await?;
     Ok(measured)
 }
@@ -76,9 +79,17 @@ impl QueuedShop for StreamFromEnd {
             read.arg(&["COUNT", "1", "BLOCK", "1000", "STREAMS", "orders", "$"]);
             let read: Option<Vec<(String, Vec<Entry>)>> = read.query_async(&mut blocking).await?;
             for (_, (_, user)) in read.into_iter().flatten().flat_map(|(_, entries)| entries) {
+                self.site.kill.pass().await;
                 sqlx::query("INSERT INTO orders (user_id) VALUES (?)").bind(user).execute(&self.db).await?;
             }
         }
+    }
+
+    /// The worker waits in `XREAD`.
+    async fn is_listening(&self) -> Result<bool> {
+        let clients: String = redis::cmd("INFO").arg("clients").query_async(&mut self.redis.clone()).await?;
+        let waiting = clients.lines().find_map(|line| line.strip_prefix("blocked_clients:"));
+        Ok(waiting.is_some_and(|count| count != "0"))
     }
 
     async fn queued(&self) -> Result<u64> {

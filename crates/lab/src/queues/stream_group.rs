@@ -83,8 +83,9 @@ impl QueuedShop for StreamGroup {
             }
             for (id, (_, user)) in entries {
                 self.site.kill.pass().await;
-                let insert = sqlx::query("INSERT IGNORE INTO orders (id, user_id) VALUES (?, ?)");
-                insert.bind(user).bind(user).execute(&self.db).await?;
+                let insert = "INSERT INTO orders (id, user_id) VALUES (?, ?) ON DUPLICATE KEY UPDATE id = id";
+                sqlx::query(insert).bind(user).bind(user).execute(&self.db).await?;
+                self.site.kill_after_commit.pass().await;
                 let mut done = redis::pipe();
                 done.cmd("XACK").arg(&["orders", "writers", &id]).cmd("XDEL").arg(&["orders", &id]);
                 done.exec_async(&mut blocking).await?;

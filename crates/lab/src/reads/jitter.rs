@@ -1,13 +1,13 @@
 //! A random part in each expiry.
 //!
-//! Adds: the expiry is 60 s give or take a fifth, so that shops that were cached together expire apart.
+//! Adds: the expiry is 2 s give or take a fifth, so that shops that were cached together expire apart.
 //! Wrong: every read still goes to Redis over the network.
 //! Next: a second level in the process.
 
 use redis::AsyncCommands as _;
 use sqlx::MySqlPool;
 
-use super::{QUERY, Reader, expiries_in_one_second, key};
+use super::{QUERY, Reader, expiry_of_all, key};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
@@ -20,14 +20,14 @@ pub const VERSION: Version = Version {
     because: "each has a random part in its expiry",
     needs: &[ServerKind::MariaDb, ServerKind::Redis],
     source: include_str!("jitter.rs"),
-    story_zh: "过期时间在 60 秒上下浮动五分之一，同时写入的数据不会同时过期。\n\
+    story_zh: "过期时间在 2 秒上下浮动五分之一，同时写入的数据不会同时过期。\n\
         问题：每次读取仍要走网络访问 Redis。\n\
         下一版：进程内再加一级缓存。",
-    run: |lab, version| Box::pin(expiries_in_one_second::<Jitter>(lab, version)),
+    run: |lab, version| Box::pin(expiry_of_all::<Jitter>(lab, version)),
 };
 
-const EXPIRY_MS: u64 = 60_000;
-const JITTER_MS: u64 = 12_000;
+const EXPIRY_MS: u64 = 2_000;
+const JITTER_MS: u64 = 400;
 
 struct Jitter {
     db: MySqlPool,

@@ -7,14 +7,16 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use redis::AsyncCommands as _;
 use sqlx::MySqlPool;
+use tokio::task::JoinSet;
 
 use super::{QUERY, Reader, hot_missing_expired, key};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
-use crate::{Expected, Family, Result, Version};
+use crate::{Error, Expected, Family, Result, Version};
 
 pub const VERSION: Version = Version {
     name: "reads/logical-expiry",
@@ -54,6 +56,8 @@ async fn rebuild(db: MySqlPool, mut redis: CountedRedis, id: u64) -> Result<()> 
 struct LogicalExpiry {
     db: MySqlPool,
     redis: CountedRedis,
+    /// Those that were started since the last [`Reader::settle`]: at most one of a shop in each expiry.
+    rebuilds: Mutex<JoinSet<Result<()>>>,
 }
 
 impl Reader for LogicalExpiry {
@@ -63,7 +67,7 @@ impl Reader for LogicalExpiry {
         for (id, name) in shops {
             let _: () = redis.set(key(id.unsigned_abs()), entry(&name)).await?;
         }
-        Ok(Self { db, redis })
+        Ok(Self { db, redis, rebuilds: Mutex::default() })
     }
 
     async fn read(&self, id: u64) -> Result<Option<String>> {
@@ -76,9 +80,17 @@ impl Reader for LogicalExpiry {
             let mut set = redis::cmd("SET");
             set.arg(format!("lock:{id}")).arg(1).arg("NX").arg("PX").arg(LEASE_MS);
             if set.query_async::<Option<String>>(&mut redis).await?.is_some() {
-                tokio::spawn(rebuild(self.db.clone(), redis, id));
+                self.rebuilds.lock().spawn(rebuild(self.db.clone(), redis, id));
             }
         }
         Ok(Some(name.to_owned()))
+    }
+
+    async fn settle(&self) -> Result<()> {
+        let mut rebuilds = std::mem::take(&mut *self.rebuilds.lock());
+        while let Some(rebuilt) = rebuilds.join_next().await {
+            rebuilt.map_err(|error| Error::Failed(error.to_string()))??;
+        }
+        Ok(())
     }
 }

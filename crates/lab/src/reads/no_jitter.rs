@@ -7,7 +7,7 @@
 use redis::AsyncCommands as _;
 use sqlx::MySqlPool;
 
-use super::{QUERY, Reader, expiries_in_one_second, key};
+use super::{QUERY, Reader, expiry_of_all, key};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
 use crate::site::Site;
@@ -23,10 +23,10 @@ pub const VERSION: Version = Version {
     story_zh: "活动前预热，把所有店铺一起写进缓存。\n\
         问题：过期时间相同，到点一起失效，查询全部涌向数据库（雪崩）。\n\
         下一版：过期时间加随机数。",
-    run: |lab, version| Box::pin(expiries_in_one_second::<NoJitter>(lab, version)),
+    run: |lab, version| Box::pin(expiry_of_all::<NoJitter>(lab, version)),
 };
 
-const EXPIRY_MS: u64 = 60_000;
+const EXPIRY_MS: u64 = 2_000;
 
 struct NoJitter {
     db: MySqlPool,

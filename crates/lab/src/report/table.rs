@@ -49,7 +49,9 @@ impl fmt::Display for Outcome {
         writeln!(f, "{} buyers, stock {}, seed {}", self.buyers, self.stock, self.seed)?;
         writeln!(
             f,
-            "SQL, Redis: statements and commands per request, those in scripts included; calls: round trips to Redis"
+            "SQL, Redis: statements and commands per request, those in scripts included; calls: round trips to Redis, not counted if another crate \
+             sends them; over, under: orders beyond the stock, stock that is left; dup: orders beyond one per person; lost: confirmed orders that do not exist, 0 if a crash has lost none; \
+             leaked: entries and keys that are left; –: not measured, or not looked for"
         )?;
         for family in Family::ALL {
             let mut results = self.versions.iter().filter(|result| result.family == *family).peekable();
@@ -62,20 +64,13 @@ impl fmt::Display for Outcome {
                 writeln!(f, "{}", lines(result))?;
             }
         }
-        let unexpected: Vec<&str> =
-            self.versions.iter().filter(|result| !result.as_expected).map(|result| result.name).collect();
-        let expected = self.versions.len() - unexpected.len();
-        writeln!(f, "\n{expected} of {} versions as expected, in {:.0} s", self.versions.len(), self.seconds)?;
+        writeln!(f, "\n{}", self.summary())?;
+        let unexpected: Vec<&str> = self.unexpected().map(|result| result.name).collect();
         if !unexpected.is_empty() {
             writeln!(f, "not as expected: {}", unexpected.join(", "))?;
         }
-        for kind in &self.missing_servers {
-            writeln!(
-                f,
-                "{} is not installed; on Debian and Ubuntu: sudo apt-get install {}",
-                kind.name(),
-                kind.package()
-            )?;
+        if let Some(missing) = self.missing() {
+            writeln!(f, "{missing}")?;
         }
         Ok(())
     }

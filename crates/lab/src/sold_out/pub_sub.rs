@@ -5,14 +5,14 @@
 //! Next: the tier shielded of Stampede numbers the states of a sale, so that an old message cannot undo a newer one.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use redis::{AsyncCommands as _, Script};
 use tokio::task::JoinSet;
 
-use super::{SoldOutShop, sell_out_and_top_up};
+use super::{EXPIRY, SoldOutShop, sell_out_and_top_up};
 use crate::driver::{Answer, Shop};
 use crate::meter::CountedRedis;
 use crate::servers::ServerKind;
@@ -39,7 +39,6 @@ const ADMIT: &str = r"
     redis.call('SADD', KEYS[2], ARGV[1])
     return 0";
 
-const EXPIRY: Duration = Duration::from_secs(1);
 const CHANNEL: &str = "sale";
 
 struct PubSub {

@@ -4,7 +4,7 @@
 //! Wrong: the order follows later, and its durability until then is that of Redis.
 //! Next: `shielded`: refuse in the process after the sell-out.
 
-use super::bench;
+use super::measure;
 use crate::servers::ServerKind;
 use crate::{Expected, Family, Version};
 
@@ -18,5 +18,5 @@ pub const VERSION: Version = Version {
     story_zh: "发件箱就是队列，立即应答 202，消费者成批写库。\n\
         代价：订单稍后才落库，在那之前的可靠性取决于 Redis。\n\
         下一版：shielded，售罄后在进程内拒绝。",
-    run: |lab, _| Box::pin(bench(lab, "queued")),
+    run: |lab, _| Box::pin(measure(lab, "queued")),
 };

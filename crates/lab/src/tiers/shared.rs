@@ -4,7 +4,7 @@
 //! Wrong: every buyer waits for the transaction.
 //! Next: `queued`: the buyer is answered once the order is safe in the queue.
 
-use super::bench;
+use super::measure;
 use crate::servers::ServerKind;
 use crate::{Expected, Family, Version};
 
@@ -18,5 +18,5 @@ pub const VERSION: Version = Version {
     story_zh: "多个节点，一次脚本调用放行一批；写库之前订单都在发件箱里，节点宕机由别的节点补录。\n\
         代价：每个买家都要等数据库事务。\n\
         下一版：queued，订单进了队列就应答。",
-    run: |lab, _| Box::pin(bench(lab, "shared")),
+    run: |lab, _| Box::pin(measure(lab, "shared")),
 };

@@ -4,7 +4,7 @@
 //! Wrong: for as long as the expiry, a node that missed a message refuses although there is stock again.
 //! Next: nothing: pick the simplest tier that is fast enough.
 
-use super::bench;
+use super::measure;
 use crate::servers::ServerKind;
 use crate::{Expected, Family, Version};
 
@@ -18,5 +18,5 @@ pub const VERSION: Version = Version {
     story_zh: "节点知道已售罄就自己拒绝，不再访问 Redis。\n\
         代价：漏收消息的节点在过期之前可能误拒。\n\
         之后：没有下一版，选够用的最简单的那个。",
-    run: |lab, _| Box::pin(bench(lab, "shielded")),
+    run: |lab, _| Box::pin(measure(lab, "shielded")),
 };

@@ -4,7 +4,7 @@
 //! Wrong: one node sells; if it is down, nothing is sold.
 //! Next: `shared`: several nodes with one gate in Redis.
 
-use super::bench;
+use super::measure;
 use crate::servers::ServerKind;
 use crate::{Expected, Family, Version};
 
@@ -18,5 +18,5 @@ pub const VERSION: Version = Version {
     story_zh: "进程内的闸门判定资格，订单成批写库：排队的人共用一个事务。\n\
         代价：只有一个节点在卖，它停了就卖不了。\n\
         下一版：shared，多个节点共用 Redis 里的闸门。",
-    run: |lab, _| Box::pin(bench(lab, "solo")),
+    run: |lab, _| Box::pin(measure(lab, "solo")),
 };

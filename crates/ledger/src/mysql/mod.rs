@@ -19,13 +19,23 @@ const CONNECTIONS: u32 = 12;
 /// Shorter than the server's timeout of idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-const MIGRATIONS: [(&str, &str); 6] = [
+const MIGRATIONS: [(&str, &str); 16] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
     ("reconcile", include_str!("migrations/0004_reconcile.sql")),
     ("recovery", include_str!("migrations/0005_recovery.sql")),
     ("queue", include_str!("migrations/0006_queue.sql")),
+    ("sale incarnation", include_str!("migrations/0007_sale_incarnation.sql")),
+    ("parked messages", include_str!("migrations/0008_parked_messages.sql")),
+    ("order events", include_str!("migrations/0009_order_events.sql")),
+    ("payment deadline", include_str!("migrations/0010_payment_deadline.sql")),
+    ("payment", include_str!("migrations/0011_payment.sql")),
+    ("refunds", include_str!("migrations/0012_refunds.sql")),
+    ("event outbox", include_str!("migrations/0013_event_outbox.sql")),
+    ("buy again", include_str!("migrations/0014_buy_again.sql")),
+    ("sale edits", include_str!("migrations/0015_sale_edits.sql")),
+    ("late payments", include_str!("migrations/0016_late_payments.sql")),
 ];
 
 /// Settings of every connection. A node that is suspended or disconnected during a transaction must not lock the sale's row for long, so the

@@ -36,13 +36,23 @@ fn synchronous() -> i64 {
     if failpoint::planted("sync-off") { 0 } else { 2 }
 }
 
-const MIGRATIONS: [(&str, &str); 6] = [
+const MIGRATIONS: [(&str, &str); 16] = [
     ("initial", include_str!("migrations/0001_initial.sql")),
     ("gate", include_str!("migrations/0002_gate.sql")),
     ("fence", include_str!("migrations/0003_fence.sql")),
     ("reconcile", include_str!("migrations/0004_reconcile.sql")),
     ("recovery", include_str!("migrations/0005_recovery.sql")),
     ("queue", include_str!("migrations/0006_queue.sql")),
+    ("sale incarnation", include_str!("migrations/0007_sale_incarnation.sql")),
+    ("parked messages", include_str!("migrations/0008_parked_messages.sql")),
+    ("order events", include_str!("migrations/0009_order_events.sql")),
+    ("payment deadline", include_str!("migrations/0010_payment_deadline.sql")),
+    ("payment", include_str!("migrations/0011_payment.sql")),
+    ("refunds", include_str!("migrations/0012_refunds.sql")),
+    ("event outbox", include_str!("migrations/0013_event_outbox.sql")),
+    ("buy again", include_str!("migrations/0014_buy_again.sql")),
+    ("sale edits", include_str!("migrations/0015_sale_edits.sql")),
+    ("late payments", include_str!("migrations/0016_late_payments.sql")),
 ];
 
 fn migrations() -> Migrator {

@@ -17,16 +17,27 @@ use tokio::sync::{mpsc, oneshot};
 use super::{SETTINGS, synchronous};
 use crate::db::{ACQUIRE_TIMEOUT, STATEMENT_TIMEOUT};
 use crate::errors::{is_duplicate_key, sqlite_failed, sqlite_not_begun};
+use crate::store::json_ids;
 
 /// Reserves stock for the batch.
 const RESERVE_STOCK: &str = "\
-    UPDATE sale SET sold = sold + ?1 WHERE id = ?2 AND epoch = ?3 AND sold + ?1 <= total AND orders_indexed_to < 0
+    UPDATE sale SET sold = sold + ?1 WHERE id = ?2 AND epoch = ?3 AND sold + ?1 <= total AND orders_indexed_to < 0 AND buy_again = 1
     AND NOT EXISTS (SELECT 1 FROM quarantine WHERE quarantine.sale_id = sale.id)";
 
 /// One row per statement: for a multi-row insert SQLite keeps a statement journal, which costs as much as the insert.
 const INSERT: &str = "\
-    INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at)
-    VALUES (?1, ?2, ?3, 1, 'unpaid', ?4, ?5, ?6, ?7, ?7)";
+    INSERT INTO orders (id, sale_id, user_id, live, status, epoch, seq, price_cents, created_at, updated_at, pay_by)
+    VALUES (?1, ?2, ?3, 1, 'unpaid', ?4, ?5, ?6, ?7, ?7, ?8)";
+
+/// Price, and until when the orders of a batch must be paid whose last one was admitted at ?2.
+const TERMS: &str = "\
+    SELECT price_cents, CASE WHEN payment_deadline_ms > 0
+        THEN MAX(?2, CAST(unixepoch('subsec') * 1000 AS INTEGER)) + payment_deadline_ms END FROM sale WHERE id = ?1";
+
+const INSERT_DUE: &str =
+    "INSERT INTO payment_due (due_at, first_order, last_order, sale_id, orders) VALUES (?1, ?2, ?3, ?4, ?5)";
+
+const INSERT_EVENTS: &str = "INSERT INTO event_outbox (sale_id, orders) VALUES (?1, ?2)";
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -35,6 +46,8 @@ struct Batch {
     sale: SaleId,
     epoch: Epoch,
     orders: Vec<Admitted>,
+    /// Whether the batch is also written into the outbox of events.
+    events: bool,
 }
 
 enum Job {
@@ -64,12 +77,18 @@ impl Recorder {
     }
 
     /// Records the batch in one transaction. Returns `false`, with nothing done, if there is not enough stock or a key exists.
-    pub(crate) async fn record(&self, sale: SaleId, epoch: Epoch, mut orders: Vec<Admitted>) -> Result<bool> {
+    pub(crate) async fn record(
+        &self,
+        sale: SaleId,
+        epoch: Epoch,
+        mut orders: Vec<Admitted>,
+        events: bool,
+    ) -> Result<bool> {
         // Sorted by id, so that the rows are adjacent.
         orders.sort_unstable_by_key(|item| item.order);
         let (reply, answer) = oneshot::channel();
         let doing = async {
-            let sent = self.jobs.send(Job::Record(Batch { sale, epoch, orders }, reply)).await;
+            let sent = self.jobs.send(Job::Record(Batch { sale, epoch, orders, events }, reply)).await;
             sent.map_err(|_| LedgerError::Unavailable("the recorder is closed".into()))?;
             answer.await.unwrap_or_else(|_| Err(LedgerError::Unknown("the recorder has ended".into())))
         };
@@ -131,16 +150,34 @@ fn record(connection: &mut Option<Connection>, path: &Path, batch: &Batch) -> Re
 
 /// Returns `false` if there is not enough stock, or if a row was not inserted.
 fn insert(connection: &Connection, batch: &Batch) -> rusqlite::Result<bool> {
-    let Batch { sale, epoch, orders } = batch;
+    let Batch { sale, epoch, orders, events } = batch;
     let count = i64::try_from(orders.len()).unwrap_or(i64::MAX);
     if connection.prepare_cached(RESERVE_STOCK)?.execute(params![count, sale.get(), epoch.0])? == 0 {
         return Ok(false);
     }
-    let mut price = connection.prepare_cached("SELECT price_cents FROM sale WHERE id = ?1")?;
-    let Some(price) = price.query_row([sale.get()], |row| row.get::<_, i64>(0)).optional()? else { return Ok(false) };
+    let (Some(first), Some(last), Some(at)) = (orders.first(), orders.last(), orders.iter().map(|item| item.at).max())
+    else {
+        return Ok(false);
+    };
+    let mut terms = connection.prepare_cached(TERMS)?;
+    let terms =
+        terms.query_row([sale.get(), at.ms()], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?)));
+    let Some((price, pay_by)) = terms.optional()? else { return Ok(false) };
+    if let Some(pay_by) = pay_by {
+        let due = params![pay_by, first.order.get(), last.order.get(), sale.get(), count];
+        if connection.prepare_cached(INSERT_DUE)?.execute(due)? != 1 {
+            return Ok(false);
+        }
+    }
+    if *events {
+        let ids = json_ids(orders.iter().map(|item| item.order));
+        if connection.prepare_cached(INSERT_EVENTS)?.execute(params![sale.get(), ids])? != 1 {
+            return Ok(false);
+        }
+    }
     let mut insert = connection.prepare_cached(INSERT)?;
     for Admitted { order, user, seq, at } in orders {
-        if insert.execute(params![order.get(), sale.get(), user.get(), epoch.0, seq, price, at.ms()])? != 1 {
+        if insert.execute(params![order.get(), sale.get(), user.get(), epoch.0, seq, price, at.ms(), pay_by])? != 1 {
             return Ok(false);
         }
     }

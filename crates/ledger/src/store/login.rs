@@ -18,6 +18,9 @@ const FAILURES_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long a phone without failures is kept: longer than any code is valid.
 const PHONE_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
+/// The resolution of stored times.
+const TICK: Duration = Duration::from_millis(1);
+
 const CHALLENGES: &str =
     "SELECT id, phone, address, code_mac, digits, created_at, expires_at, tries FROM login_challenge WHERE";
 
@@ -83,8 +86,11 @@ impl Store {
         lock_phone(&mut tx, self.db.dialect(), phone, *created_at).await?;
         let sql = format!("{CHALLENGES} phone = ? AND expires_at > ? ORDER BY created_at, id");
         let rows = tx.rows(&sql, args![phone.as_str(), created_at.ms()]).await?;
-        let live = rows.iter().map(|row| read_challenge(row).map(|one| (one.id, one.address)));
-        for id in excess_challenges(&live.collect::<Result<Vec<_>>>()?, *address, max_live) {
+        let live = rows.iter().map(read_challenge).collect::<Result<Vec<_>>>()?;
+        // The newest one is found by its time, so two of the same millisecond need different ones.
+        let created_at = live.last().map_or(*created_at, |newest| newest.created_at.plus(TICK).max(*created_at));
+        let live: Vec<_> = live.into_iter().map(|one| (one.id, one.address)).collect();
+        for id in excess_challenges(&live, *address, max_live) {
             tx.execute("DELETE FROM login_challenge WHERE id = ?", args![&id.0[..]]).await?;
         }
         let insert = "INSERT INTO login_challenge (id, phone, address, code_mac, digits, tries, created_at, expires_at) \

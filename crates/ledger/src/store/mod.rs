@@ -2,7 +2,10 @@
 //!
 //! - `record`: inserts admitted orders, one transaction per batch; `resolve`: the outcome of each order if the fast path does not apply
 //! - `quarantine`: orders whose data the database rejects
-//! - `orders`, `sales`: reading, cancelling and editing; `stock`: top-ups and reductions
+//! - `orders`: reading and cancelling; `events`: the steps of orders; `event_outbox`: those that are to be delivered;
+//!   `expiry`: cancels orders that were not paid in time; `payments`: pays orders; `refunds`: returns payments;
+//!   `late_payments`: moves payments of cancelled orders to new ones; `redemption`: redeems paid orders
+//! - `sales`: reading and creating sales; `sale_edits`: edits of their status and window; `stock`: top-ups and reductions
 //! - `lease`: worker numbers for the id generator; `gate`: the record of a gate on a server;
 //!   `queue`: the record of the queue; `fence`: which process may do scheduled work; `reconcile`: what reconciling has found
 //! - `catalogue`, `accounts`: shops and users; `login`: login codes; `audit`: the audit log
@@ -13,16 +16,25 @@
 mod accounts;
 mod audit;
 mod catalogue;
+mod event_outbox;
+mod events;
+mod expiry;
 mod fence;
 mod gate;
+mod late_payments;
 mod lease;
 mod login;
 mod orders;
+mod parked;
+mod payments;
 mod quarantine;
 mod queue;
 mod reconcile;
 mod record;
+mod redemption;
+mod refunds;
 mod resolve;
+mod sale_edits;
 mod sales;
 mod shop_search;
 mod stock;
@@ -32,36 +44,56 @@ use std::time::Duration;
 use async_trait::async_trait;
 use stampede_core::ids::{IdKind, Lease, WorkerId};
 use stampede_core::ports::{
-    Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, Fence, Fenced,
-    GateRecord, GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger, OrderRow, PendingRelease, QuarantinedOrder,
-    QueueClaim, QueueRecords, QueueSettings, RecordOutcome, Result, SaleDraft, SaleLedger, SaleRecords,
-    TransitionOutcome, WorkerLeases,
+    Admitted, AuditFilter, AuditLog, AuditRow, ClaimOutcome, CreateOutcome, DiscardOutcome, EditOutcome, EventDelivery,
+    EventOutbox, Expired, Fence, Fenced, GateRecord, GateRecords, Ledger, LedgerError, LoadedSale, OrderLedger,
+    OrderRow, OutboxEntry, ParkedMessage, PaymentLedger, PaymentOutcome, PendingRelease, QuarantinedOrder, QueueClaim,
+    QueueRecords, QueueSettings, RecordOutcome, Result, SaleDraft, SaleLedger, SaleRecords, TransitionOutcome,
+    WaitingStep, WorkerLeases,
 };
-use stampede_core::{Epoch, Order, OrderId, Sale, SaleId, SaleStatus, Timestamp, UserId};
+use stampede_core::{
+    Actor, Epoch, Order, OrderEvent, OrderId, Payment, RefundAttempt, ReportedPayment, Sale, SaleId, SaleStatus,
+    Timestamp, UserId, WindowChange,
+};
 
+pub(crate) use self::event_outbox::json_ids;
+use stampede_lock::KeyedMutex;
+
+use crate::LedgerConfig;
 use crate::db::{Pool, args};
 
 #[derive(Debug)]
 pub(crate) struct Store {
     db: Pool,
+    config: LedgerConfig,
+    /// The sales of which an order is being changed (`orders::begin_with`).
+    changing: KeyedMutex<SaleId>,
 }
 
 impl Store {
-    pub(crate) const fn new(db: Pool) -> Self {
-        Self { db }
+    pub(crate) fn new(db: Pool, config: LedgerConfig) -> Self {
+        Self { db, config, changing: KeyedMutex::new() }
     }
 }
 
 /// The maximum number of attempts of a transaction that conflicts with others.
 const MAX_ATTEMPTS: u32 = 8;
+/// A conflict after this long is a lock that another client holds, and goes on holding.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// Repeats a transaction while it conflicts with others. These have ended by then, so a short pause is enough.
+/// Repeats a transaction while it conflicts with others. These have ended by then, so a short pause is enough. With `except_after`, a
+/// transaction that has waited for longer than that is not repeated.
 macro_rules! retry_conflicts {
-    ($transaction:expr) => {{
+    ($transaction:expr) => {
+        retry_conflicts!($transaction, except_after: Duration::MAX)
+    };
+    ($transaction:expr, except_after: $longest:expr) => {{
         let mut tried = 1;
         loop {
+            let started = std::time::Instant::now();
             match $transaction.await {
-                Err(LedgerError::Conflict(error)) if tried < $crate::store::MAX_ATTEMPTS => {
+                Err(LedgerError::Conflict(error))
+                    if tried < $crate::store::MAX_ATTEMPTS && started.elapsed() <= $longest =>
+                {
                     tracing::debug!(%error, tried, "another transaction was in the way");
                     tokio::time::sleep(Duration::from_millis(u64::from(tried * tried))).await;
                     tried += 1;
@@ -101,6 +133,10 @@ impl OrderLedger for Store {
         self.read_quarantined_order(id).await
     }
 
+    async fn quarantined_sales(&self) -> Result<Vec<(SaleId, u64)>> {
+        self.count_quarantined().await
+    }
+
     async fn retry_quarantined(&self, id: OrderId) -> Result<Option<RecordOutcome>> {
         retry_conflicts!(self.record_quarantined(id))
     }
@@ -110,7 +146,19 @@ impl OrderLedger for Store {
     }
 
     async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {
-        retry_conflicts!(self.cancel_order(order, user, now))
+        retry_conflicts!(self.cancel_order(order, Some(user), Actor::Buyer, now), except_after: LONG_WAIT)
+    }
+
+    async fn cancel_for_operator(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        retry_conflicts!(self.cancel_order(order, None, Actor::Operator, now), except_after: LONG_WAIT)
+    }
+
+    async fn next_payment_due(&self) -> Result<Option<Timestamp>> {
+        self.db.row(expiry::NEXT_DUE, &[]).await?.map(|row| Ok(Timestamp::from_ms(row.int(0)?))).transpose()
+    }
+
+    async fn expire_orders(&self, now: Timestamp, limit: u32, except: &[SaleId]) -> Result<Expired> {
+        self.cancel_due(now, limit, except).await
     }
 
     async fn pending_releases(&self, after: Option<OrderId>, limit: u32) -> Result<Vec<PendingRelease>> {
@@ -123,6 +171,14 @@ impl OrderLedger for Store {
 
     async fn order(&self, id: OrderId) -> Result<Option<Order>> {
         self.read_order(id).await
+    }
+
+    async fn order_history(&self, id: OrderId) -> Result<Vec<OrderEvent>> {
+        self.read_history(id).await
+    }
+
+    async fn steps_of(&self, orders: &[OrderId]) -> Result<Vec<(OrderId, OrderEvent)>> {
+        self.read_steps_of(orders).await
     }
 
     async fn orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>> {
@@ -139,6 +195,82 @@ impl OrderLedger for Store {
 
     async fn index_orders(&self, fence: Option<Fence>, ended_before: Timestamp, limit: u32) -> Result<Fenced<bool>> {
         retry_conflicts!(self.copy_into_index(fence, ended_before, limit))
+    }
+}
+
+#[async_trait]
+impl PaymentLedger for Store {
+    async fn receive_payment(
+        &self,
+        payment: &ReportedPayment,
+        now: Timestamp,
+        held_until: Option<Timestamp>,
+    ) -> Result<PaymentOutcome> {
+        retry_conflicts!(self.insert_payment(payment, now, held_until))
+    }
+
+    async fn move_payment(&self, payment: &ReportedPayment, to: OrderId, now: Timestamp) -> Result<bool> {
+        retry_conflicts!(self.move_to_order(payment, to, now))
+    }
+
+    async fn end_hold(&self, payment: &ReportedPayment, now: Timestamp) -> Result<bool> {
+        retry_conflicts!(self.end_payment_hold(payment, now))
+    }
+
+    async fn cancel_readmitted(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        retry_conflicts!(self.cancel_order(order, None, Actor::System, now), except_after: LONG_WAIT)
+    }
+
+    async fn refund(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        retry_conflicts!(self.refund_order(order, now), except_after: LONG_WAIT)
+    }
+
+    async fn due_refunds(&self, now: Timestamp, limit: u32) -> Result<Vec<RefundAttempt>> {
+        self.read_due_refunds(now, limit).await
+    }
+
+    async fn open_refunds(&self, limit: u32) -> Result<Vec<RefundAttempt>> {
+        self.read_open_refunds(limit).await
+    }
+
+    async fn begin_refund(&self, attempt: &RefundAttempt, next_at: Timestamp) -> Result<bool> {
+        retry_conflicts!(self.count_refund(attempt, next_at))
+    }
+
+    async fn fail_refund(&self, attempt: &RefundAttempt, error: &str, next_at: Option<Timestamp>) -> Result<()> {
+        retry_conflicts!(self.set_refund_error(attempt, error, next_at))
+    }
+
+    async fn retry_refund(&self, provider: &str, transaction: &str, now: Timestamp) -> Result<bool> {
+        retry_conflicts!(self.set_refund_due(provider, transaction, now))
+    }
+
+    async fn payment(&self, provider: &str, transaction: &str) -> Result<Option<Payment>> {
+        self.read_payment(provider, transaction).await
+    }
+
+    async fn complete_refund(&self, payment: &ReportedPayment, now: Timestamp) -> Result<bool> {
+        retry_conflicts!(self.set_refunded(payment, now))
+    }
+
+    async fn stray_payments(&self) -> Result<Vec<Payment>> {
+        self.read_stray_payments().await
+    }
+
+    async fn payments_of(&self, order: OrderId) -> Result<Vec<Payment>> {
+        self.read_payments_of(order).await
+    }
+
+    async fn redeem_code(&self, order: OrderId, new: &str) -> Result<Option<String>> {
+        retry_conflicts!(self.code_of(order, new))
+    }
+
+    async fn try_redeem_code(&self, order: OrderId) -> Result<Option<String>> {
+        retry_conflicts!(self.count_redeem_try(order))
+    }
+
+    async fn redeem(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome> {
+        retry_conflicts!(self.redeem_order(order, now))
     }
 }
 
@@ -174,8 +306,32 @@ impl SaleLedger for Store {
         retry_conflicts!(self.insert_sale(draft, now))
     }
 
-    async fn set_status(&self, sale: SaleId, status: SaleStatus) -> Result<EditOutcome> {
-        retry_conflicts!(self.edit_status(sale, status))
+    async fn set_status(
+        &self,
+        sale: SaleId,
+        status: SaleStatus,
+        request_id: Option<&str>,
+        now: Timestamp,
+    ) -> Result<EditOutcome> {
+        retry_conflicts!(self.edit_status(sale, status, request_id, now))
+    }
+
+    async fn set_window(
+        &self,
+        sale: SaleId,
+        change: WindowChange,
+        request_id: &str,
+        now: Timestamp,
+    ) -> Result<EditOutcome> {
+        retry_conflicts!(self.edit_window(sale, change, request_id, now))
+    }
+
+    async fn sales_with_pending_edits(&self, limit: u32) -> Result<Vec<SaleId>> {
+        self.read_sales_with_pending_edits(limit).await
+    }
+
+    async fn note_applied_edits(&self, sale: SaleId, version: i64, now: Timestamp) -> Result<()> {
+        retry_conflicts!(self.set_applied(sale, version, now))
     }
 
     async fn top_up(&self, sale: SaleId, add: u32, request_id: &str, now: Timestamp) -> Result<EditOutcome> {
@@ -188,25 +344,52 @@ impl SaleLedger for Store {
 }
 
 #[async_trait]
+impl EventOutbox for Store {
+    async fn due_events(&self, now: Timestamp, limit: u32) -> Result<Vec<OutboxEntry>> {
+        self.read_due_events(now, limit).await
+    }
+
+    async fn waiting_steps(&self, orders: &[OrderId]) -> Result<Vec<WaitingStep>> {
+        self.read_waiting_steps(orders).await
+    }
+
+    async fn finish_events(&self, delivery: &EventDelivery) -> Result<()> {
+        retry_conflicts!(self.store_delivery(delivery))
+    }
+
+    async fn failed_events(&self, limit: u32) -> Result<Vec<OutboxEntry>> {
+        self.read_failed_events(limit).await
+    }
+
+    async fn retry_events(&self, order: Option<OrderId>) -> Result<u64> {
+        retry_conflicts!(self.set_events_due(order))
+    }
+
+    async fn count_events(&self) -> Result<u64> {
+        self.count_entries().await
+    }
+}
+
+#[async_trait]
 impl GateRecords for Store {
     async fn gate_record(&self, new_id: &str) -> Result<GateRecord> {
         self.read_gate_record(new_id).await
     }
 
-    async fn claim_tier(&self, holder: &str, tier: &str) -> Result<ClaimOutcome> {
-        retry_conflicts!(self.set_tier(holder, tier))
+    async fn claim_tier(&self, holder: &str, tier: &str, not_after: &[&str]) -> Result<ClaimOutcome> {
+        retry_conflicts!(self.set_tier(holder, tier, not_after))
     }
 
-    async fn begin_rebuild(&self, from: u64, replication_id: &str, end_after: Timestamp) -> Result<Option<u64>> {
-        retry_conflicts!(self.replace_incarnation(from, replication_id, end_after))
+    async fn begin_rebuild(&self, from: u64, replication_id: &str) -> Result<Option<u64>> {
+        retry_conflicts!(self.replace_incarnation(from, replication_id))
     }
 
-    async fn begin_load(&self, sale: SaleId, incarnation: u64) -> Result<Option<LoadedSale>> {
-        retry_conflicts!(self.load_under_next_epoch(sale, incarnation))
+    async fn begin_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<Option<LoadedSale>> {
+        retry_conflicts!(self.load_under_next_epoch(sale, epoch, incarnation), except_after: LONG_WAIT)
     }
 
     async fn finish_load(&self, sale: SaleId, epoch: Epoch, incarnation: u64) -> Result<bool> {
-        retry_conflicts!(self.open_loaded(sale, epoch, incarnation))
+        retry_conflicts!(self.open_loaded(sale, epoch, incarnation), except_after: LONG_WAIT)
     }
 
     async fn now(&self) -> Result<Timestamp> {
@@ -226,6 +409,22 @@ impl QueueRecords for Store {
 
     async fn passed_markers(&self, incarnation: u64) -> Result<u16> {
         self.count_markers(incarnation).await
+    }
+
+    async fn park(&self, messages: &[ParkedMessage], limit: u64) -> Result<bool> {
+        retry_conflicts!(self.store_parked(messages, limit))
+    }
+
+    async fn parked_sales(&self) -> Result<Vec<(SaleId, u64)>> {
+        self.count_parked().await
+    }
+
+    async fn parked(&self, sale: SaleId, after: Option<[u8; 32]>, limit: u32) -> Result<Vec<ParkedMessage>> {
+        self.read_parked(sale, after, limit).await
+    }
+
+    async fn unpark(&self, messages: &[ParkedMessage]) -> Result<()> {
+        retry_conflicts!(self.delete_parked(messages))
     }
 }
 

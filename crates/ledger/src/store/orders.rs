@@ -1,16 +1,29 @@
 //! Reading and cancelling orders.
 
-use stampede_core::ports::{Fence, Fenced, OrderRow, PendingRelease, Result, TransitionOutcome};
-use stampede_core::{Epoch, Money, Order, OrderId, OrderStatus, SaleId, Timestamp, UserId, failpoint};
+use std::time::Duration;
+
+use stampede_core::ports::{Fence, Fenced, LedgerError, OrderRow, PendingRelease, Result, TransitionOutcome};
+use stampede_core::{
+    Actor, Epoch, Money, Order, OrderEvent, OrderId, OrderStatus, SaleId, StepReason, Timestamp, UserId, failpoint,
+};
+use stampede_lock::KeyedMutexGuard;
 
 use super::{Store, list, unreadable};
-use crate::db::{Row, Tx, args};
+use crate::db::{Dialect, Row, Tx, args};
 
-const ORDERS: &str = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM orders WHERE";
+/// How long a change of an order waits for those before it of the same sale. Many may wait while the database is busy.
+const CHANGING_TIMEOUT: Duration = Duration::from_secs(20);
+
+const ORDERS: &str =
+    "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at, pay_by FROM orders WHERE";
+
+/// With the reason of the status.
+const WITH_REASON: &str =
+    "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at, pay_by, reason FROM orders WHERE";
 
 /// With the columns that only an inspection needs.
 pub(super) const ROWS: &str =
-    "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at, live, epoch, seq
+    "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at, pay_by, live, epoch, seq, reason
     FROM orders WHERE sale_id = ? AND id > ? ORDER BY id LIMIT ?";
 
 /// The order in a row of [`ORDERS`].
@@ -24,13 +37,37 @@ fn read(row: &Row) -> Result<Order> {
         price: Money::from_cents(row.int(4)?).ok_or_else(bad)?,
         created_at: Timestamp::from_ms(row.int(5)?),
         updated_at: Timestamp::from_ms(row.int(6)?),
+        pay_by: row.maybe_int(7)?.map(Timestamp::from_ms),
     })
+}
+
+/// The order in a row of [`WITH_REASON`], with the reason of its status.
+fn read_with_reason(row: &Row) -> Result<(Order, Option<StepReason>)> {
+    Ok((read(row)?, read_reason(row, 8)?))
 }
 
 /// The order in a row of [`ROWS`].
 pub(super) fn read_row(row: &Row) -> Result<OrderRow> {
-    let live = row.maybe_int(7)?.is_some();
-    Ok(OrderRow { order: read(row)?, live, epoch: Epoch(row.int(8)?), seq: row.int(9)? })
+    let live = row.maybe_int(8)?.is_some();
+    let (epoch, seq) = (Epoch(row.int(9)?), row.int(10)?);
+    Ok(OrderRow { order: read(row)?, live, reason: read_reason(row, 11)?, epoch, seq })
+}
+
+/// The reason in this column, if there is one.
+pub(super) fn read_reason(row: &Row, column: usize) -> Result<Option<StepReason>> {
+    let parse = |text: String| StepReason::parse(&text).ok_or_else(|| unreadable("a reason"));
+    row.maybe_text(column)?.map(parse).transpose()
+}
+
+/// Reads the order and locks its row until the transaction ends.
+pub(super) async fn read_locked(tx: &mut Tx, dialect: Dialect, id: OrderId) -> Result<Option<Order>> {
+    let row = tx.row(&format!("{ORDERS} id = ?{}", dialect.for_update()), args![id.get()]).await?;
+    row.as_ref().map(read).transpose()
+}
+
+/// Reads the order in a transaction, without a lock.
+pub(super) async fn read_in(tx: &mut Tx, id: OrderId) -> Result<Option<Order>> {
+    tx.row(&format!("{ORDERS} id = ?"), args![id.get()]).await?.as_ref().map(read).transpose()
 }
 
 /// Records that the gate must release the mark of this order.
@@ -40,6 +77,34 @@ pub(super) async fn insert_pending_release(tx: &mut Tx, order: OrderId, sale: Sa
 }
 
 impl Store {
+    /// A live order takes a step after which it is not live: its stock is returned. Stampede itself ends only orders that were made for a late
+    /// payment. The rows of its sale and of the order are locked.
+    pub(super) async fn end_order(
+        &self,
+        tx: &mut Tx,
+        order: &mut Order,
+        to: OrderStatus,
+        by: Actor,
+        now: Timestamp,
+    ) -> Result<()> {
+        // The clock of this process may be behind that of the process that created the order.
+        let (id, from, at) = (order.id, order.status, now.max(order.updated_at));
+        (order.status, order.updated_at) = (to, at);
+        let reason = match by {
+            Actor::Buyer | Actor::Provider => StepReason::Requested,
+            Actor::Operator => StepReason::Operator,
+            Actor::System => StepReason::PaymentReturned,
+        };
+        let update = "UPDATE orders SET status = ?, live = NULL, reason = ?, updated_at = ? WHERE id = ?";
+        tx.execute_on(1, update, args![to.as_str(), reason.as_str(), at.ms(), id.get()]).await?;
+        let step = OrderEvent { from, to, at, reason: Some(reason), by };
+        self.insert_events(tx, order.sale, &[(id, at)], step).await?;
+        let freed = if failpoint::planted("release-twice") { 2_i64 } else { 1 };
+        let update = "UPDATE sale SET sold = sold - ?, released = released + 1 WHERE id = ?";
+        tx.execute_on(1, update, args![freed, order.sale.get()]).await?;
+        insert_pending_release(tx, id, order.sale, order.user).await
+    }
+
     pub(super) async fn read_orders_in(
         &self,
         sale: SaleId,
@@ -53,6 +118,20 @@ impl Store {
     pub(super) async fn read_order(&self, id: OrderId) -> Result<Option<Order>> {
         let row = self.db.row(&format!("{ORDERS} id = ?"), args![id.get()]).await?;
         row.as_ref().map(read).transpose()
+    }
+
+    pub(super) async fn read_order_with_reason(&self, id: OrderId) -> Result<Option<(Order, Option<StepReason>)>> {
+        let row = self.db.row(&format!("{WITH_REASON} id = ?"), args![id.get()]).await?;
+        row.as_ref().map(read_with_reason).transpose()
+    }
+
+    pub(super) async fn read_orders_with_reasons(&self, ids: &[OrderId]) -> Result<Vec<(Order, Option<StepReason>)>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids = list(ids.iter().map(|id| id.get()));
+        let rows = self.db.rows(&format!("{WITH_REASON} id IN ({ids})"), args![]).await?;
+        rows.iter().map(read_with_reason).collect()
     }
 
     pub(super) async fn read_orders_with(&self, ids: &[OrderId]) -> Result<Vec<Order>> {
@@ -71,13 +150,13 @@ impl Store {
 
     pub(super) async fn read_orders_of(&self, user: UserId, before: Option<OrderId>, limit: u32) -> Result<Vec<Order>> {
         // Old sales are read from the index; the few sales that are not in it yet are read from the orders.
-        let sql = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at FROM (
-                SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
+        let sql = "SELECT id, sale_id, user_id, status, price_cents, created_at, updated_at, pay_by FROM (
+                SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at, o.pay_by
                 FROM (
                     SELECT order_id FROM orders_by_user WHERE user_id = ? AND order_id < ? ORDER BY order_id DESC LIMIT ?
                 ) AS i JOIN orders o ON o.id = i.order_id
                 UNION
-                SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at
+                SELECT o.id, o.sale_id, o.user_id, o.status, o.price_cents, o.created_at, o.updated_at, o.pay_by
                 FROM sale s JOIN orders o ON o.sale_id = s.id AND o.user_id = ?
                 WHERE s.orders_indexed_to < 9223372036854775807 AND o.id < ? AND o.status <> 'rejected'
             ) AS found ORDER BY id DESC LIMIT ?";
@@ -134,36 +213,62 @@ impl Store {
         Ok(Fenced::Done(true))
     }
 
-    pub(super) async fn cancel_order(&self, id: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome> {
-        // The sale of an order never changes, so it may be read before the lock.
-        let Some(seen) = self.read_order(id).await?.filter(|order| order.user == user) else {
-            return Ok(TransitionOutcome::NoSuchOrder);
+    /// Cancels an unpaid order. With `buyer`, it must be theirs, and may be in quarantine.
+    pub(super) async fn cancel_order(
+        &self,
+        id: OrderId,
+        buyer: Option<UserId>,
+        by: Actor,
+        now: Timestamp,
+    ) -> Result<TransitionOutcome> {
+        let Some(seen) = self.read_order(id).await? else {
+            return match buyer {
+                Some(buyer) => self.cancel_quarantined(id, buyer, now).await,
+                None => Ok(TransitionOutcome::NoSuchOrder),
+            };
         };
-        let lock = self.db.dialect().for_update();
-        let mut tx = self.db.begin().await?;
-        tx.rows(&format!("SELECT id FROM sale WHERE id = ?{lock}"), args![seen.sale.get()]).await?;
-        let row = tx.row(&format!("{ORDERS} id = ?{lock}"), args![id.get()]).await?;
-        let mut order = read(&row.ok_or_else(|| unreadable("an order"))?)?;
-        if !order.status.may_become(OrderStatus::Cancelled) {
-            tx.roll_back().await?;
-            let repeated = order.status == OrderStatus::Cancelled;
-            return Ok(if repeated {
-                TransitionOutcome::Repeated(order)
-            } else {
-                TransitionOutcome::Illegal(order.status)
-            });
+        if buyer.is_some_and(|buyer| buyer != seen.user) {
+            return Ok(TransitionOutcome::NoSuchOrder);
         }
-        order.status = OrderStatus::Cancelled;
-        // The clock of this process may be behind that of the process that created the order.
-        order.updated_at = now.max(order.updated_at);
-        let update = "UPDATE orders SET status = ?, live = NULL, updated_at = ? WHERE id = ?";
-        tx.execute_on(1, update, args![order.status.as_str(), order.updated_at.ms(), id.get()]).await?;
-        let freed = if failpoint::planted("release-twice") { 2_i64 } else { 1 };
-        let update = "UPDATE sale SET sold = sold - ?, released = released + 1 WHERE id = ?";
-        tx.execute_on(1, update, args![freed, order.sale.get()]).await?;
-        insert_pending_release(&mut tx, id, order.sale, user).await?;
+        // Once it is not, it never is again: nothing needs to be locked.
+        if seen.status != OrderStatus::Unpaid {
+            return self.not_unpaid(seen).await;
+        }
+        let (_changing, mut tx, mut order) = self.begin_with(&seen).await?;
+        if order.status != OrderStatus::Unpaid {
+            tx.roll_back().await?;
+            return self.not_unpaid(order).await;
+        }
+        self.end_order(&mut tx, &mut order, OrderStatus::Cancelled, by, now).await?;
         tx.commit().await?;
         Ok(TransitionOutcome::Done(order))
+    }
+
+    /// The outcome of cancelling an order that is not unpaid.
+    async fn not_unpaid(&self, order: Order) -> Result<TransitionOutcome> {
+        let was_cancelled = match order.status {
+            OrderStatus::Cancelled => true,
+            // By a late payment, or by an operator after it was paid.
+            OrderStatus::Refunding | OrderStatus::Refunded => {
+                let step = "SELECT at FROM order_events WHERE order_id = ? AND to_status = 'cancelled'";
+                self.db.row(step, args![order.id.get()]).await?.is_some()
+            }
+            _ => false,
+        };
+        Ok(if was_cancelled { TransitionOutcome::Repeated(order) } else { TransitionOutcome::Illegal(order.status) })
+    }
+
+    /// Begins a transaction that locks the sale of an order, then the order. Those of one sale wait for each other here, and not for its row
+    /// with a connection each: if it stays locked, the connections are left to other sales. The guard is held until the transaction has ended.
+    pub(super) async fn begin_with(&self, seen: &Order) -> Result<(KeyedMutexGuard<SaleId>, Tx, Order)> {
+        let dialect = self.db.dialect();
+        let changing = tokio::time::timeout(CHANGING_TIMEOUT, self.changing.lock(seen.sale));
+        let changing = changing.await.map_err(|elapsed| LedgerError::Conflict(elapsed.into()))?;
+        let mut tx = self.db.begin().await?;
+        // The sale of an order never changes, so that of an earlier reading is right.
+        tx.rows(&format!("SELECT id FROM sale WHERE id = ?{}", dialect.for_update()), args![seen.sale.get()]).await?;
+        let order = read_locked(&mut tx, dialect, seen.id).await?.ok_or_else(|| unreadable("an order"))?;
+        Ok((changing, tx, order))
     }
 
     pub(super) async fn read_pending_releases(
@@ -172,7 +277,8 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<PendingRelease>> {
         let sql =
-            "SELECT order_id, sale_id, user_id FROM pending_releases WHERE order_id > ? ORDER BY order_id LIMIT ?";
+            "SELECT p.order_id, p.sale_id, p.user_id, o.status
+            FROM pending_releases p LEFT JOIN orders o ON o.id = p.order_id WHERE p.order_id > ? ORDER BY p.order_id LIMIT ?";
         let rows = self.db.rows(sql, args![after.map_or(0, OrderId::get), limit]).await?;
         let bad = |_| unreadable("a row of pending_releases");
         let read = |row: &Row| {
@@ -180,6 +286,7 @@ impl Store {
                 order: OrderId::new(row.int(0)?).map_err(bad)?,
                 sale: SaleId::new(row.int(1)?).map_err(bad)?,
                 user: UserId::new(row.int(2)?).map_err(bad)?,
+                ended: row.maybe_text(3)?.as_deref() != Some(OrderStatus::Rejected.as_str()),
             })
         };
         rows.iter().map(read).collect()

@@ -60,9 +60,11 @@ impl Store {
 
     pub(super) async fn note_marker(&self, partition: u16, incarnation: u64) -> Result<()> {
         let incarnation = signed(incarnation)?;
-        // A marker that is delivered twice does not replace that of a later rebuild.
-        let sql = "UPDATE queue_marker SET incarnation = ? WHERE queue_partition = ? AND incarnation < ?";
-        self.db.execute(sql, args![incarnation, partition, incarnation]).await
+        // A marker that is delivered twice does not replace that of a later rebuild. One of an incarnation that has not begun is no marker of
+        // a rebuild, and would pass for those of all rebuilds up to it.
+        let sql = "UPDATE queue_marker SET incarnation = ? WHERE queue_partition = ? AND incarnation < ?
+            AND EXISTS (SELECT 1 FROM gate WHERE id = 1 AND gate.incarnation >= ?)";
+        self.db.execute(sql, args![incarnation, partition, incarnation, incarnation]).await
     }
 
     pub(super) async fn count_markers(&self, incarnation: u64) -> Result<u16> {

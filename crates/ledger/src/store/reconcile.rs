@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use stampede_core::ports::{Fence, Fenced, LedgerError, ReconcileLog, ReconcileRow, Result};
 use stampede_core::{OrderId, SaleId, Timestamp};
 
-use super::{Store, retry_conflicts, unreadable};
+use super::{LONG_WAIT, Store, retry_conflicts, unreadable};
 use crate::db::{Row, args};
 
 /// The longest text of a detail.
@@ -86,6 +86,12 @@ impl Store {
         tx.commit().await?;
         Ok(true)
     }
+
+    async fn delete_alert(&self, case: &str) -> Result<()> {
+        let mut tx = self.db.begin().await?;
+        tx.execute("DELETE FROM alert WHERE alert_case = ?", args![case]).await?;
+        tx.commit().await
+    }
 }
 
 #[async_trait]
@@ -101,7 +107,7 @@ impl ReconcileLog for Store {
     }
 
     async fn adopt_cap(&self, sale: SaleId, version: i64, cap: u32, now: Timestamp) -> Result<Option<u32>> {
-        retry_conflicts!(self.set_cap(sale, version, cap, now))
+        retry_conflicts!(self.set_cap(sale, version, cap, now), except_after: LONG_WAIT)
     }
 
     async fn raise_version(&self, sale: SaleId, version: i64) -> Result<bool> {
@@ -110,5 +116,9 @@ impl ReconcileLog for Store {
 
     async fn claim_alert(&self, case: &str, now: Timestamp, repeat_after: Duration) -> Result<bool> {
         retry_conflicts!(self.note_alert(case, now, repeat_after))
+    }
+
+    async fn clear_alert(&self, case: &str) -> Result<()> {
+        retry_conflicts!(self.delete_alert(case))
     }
 }

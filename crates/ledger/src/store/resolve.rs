@@ -1,6 +1,6 @@
 //! The slow path of `record`: decides the outcome of each order from the existing rows.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use stampede_core::ports::{Admitted, RecordOutcome};
 use stampede_core::{Epoch, OrderId, RejectReason, SaleId, UserId};
@@ -22,6 +22,8 @@ pub(crate) struct Found {
     pub(crate) rows: HashMap<OrderId, Row>,
     /// The live orders of the batch's users in this sale.
     pub(crate) live: HashMap<UserId, OrderId>,
+    /// The batch's users who may not buy again in this sale.
+    pub(crate) ended: HashSet<UserId>,
     /// The batch's ids that are in quarantine, with their users.
     pub(crate) quarantined: HashMap<OrderId, (SaleId, UserId)>,
     /// The sale's orders are being copied to the index by user, or have been: new orders are added to it at once.
@@ -39,7 +41,7 @@ impl Found {
     }
 
     /// The outcome by an existing quarantine entry.
-    fn by_quarantine(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<RecordOutcome> {
+    pub(crate) fn by_quarantine(&self, sale: SaleId, Admitted { order, user, .. }: &Admitted) -> Option<RecordOutcome> {
         let same = *self.quarantined.get(order)? == (sale, *user);
         Some(if same { RecordOutcome::Quarantined } else { RecordOutcome::IdCollision })
     }
@@ -61,6 +63,9 @@ pub(crate) fn resolve(sale: SaleId, epoch: Epoch, batch: &[Admitted], found: &mu
                     }
                     None if epoch != found.epoch => {
                         RecordOutcome::Rejected { reason: RejectReason::Epoch, existing: None }
+                    }
+                    None if found.ended.contains(&user) => {
+                        RecordOutcome::Rejected { reason: RejectReason::BoughtBefore, existing: None }
                     }
                     None if found.room == 0 => {
                         RecordOutcome::Rejected { reason: RejectReason::SoldOut, existing: None }
@@ -93,6 +98,7 @@ mod tests {
         fn never_oversells_or_duplicates(
             batch in proptest::collection::vec((1..12i64, 1..8i64, 0..20i64), 0..24),
             rows in proptest::collection::vec((1..12i64, 1..8i64, any::<bool>()), 0..6),
+            ended in proptest::collection::hash_set(1..8i64, 0..3),
             quarantined in proptest::collection::hash_set(1..12i64, 0..3),
             room in 0..6u32,
             same_epoch in any::<bool>(),
@@ -105,6 +111,7 @@ mod tests {
                 room,
                 rows: HashMap::new(),
                 live: HashMap::new(),
+                ended: ended.iter().map(|&u| user(u)).collect(),
                 quarantined: quarantined.iter().map(|&o| (order(o), (sale, user(1)))).collect(),
                 indexed: false,
             };

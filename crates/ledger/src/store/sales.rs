@@ -1,17 +1,23 @@
-//! Sales: reading, creating, editing. Every edit increments the version (column `ver`).
+//! Sales: reading and creating. Every edit (`sale_edits`, `stock`) increments the version (column `ver`).
 
-use stampede_core::ports::{CreateOutcome, EditOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords};
+use stampede_core::ports::{CreateOutcome, LoadedSale, OrderRow, Result, SaleDraft, SaleRecords};
 use stampede_core::{Epoch, Money, OrderId, Sale, SaleId, SalePhase, SaleStatus, Timestamp, UserId, VoucherId, Window};
 
+use super::events::read_events_in;
 use super::orders::{ROWS, read_row};
+use super::payments::read_payments_in;
 use super::quarantine::WITHOUT_ROW;
+use super::sale_edits::read_edits;
 use super::stock::read_stock_changes;
 use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
+/// A sale that was opened under another incarnation of the gate is closing: a rebuild that begins changes no row of a sale.
 const SALES: &str = "SELECT sale.id, voucher_id, title, sale.price_cents, worth_cents, status, begin_at, end_at,
-        total, cap, sold, epoch, ver, released, phase
-    FROM sale JOIN voucher ON voucher.id = voucher_id";
+        total, cap, sold, epoch, ver, released,
+        CASE WHEN phase = 'open' AND sale.incarnation <> gate.incarnation THEN 'closing' ELSE phase END, payment_deadline_ms,
+        buy_again
+    FROM sale JOIN voucher ON voucher.id = voucher_id JOIN gate ON gate.id = 1";
 
 /// The number of orders that an inspection reads per statement.
 const INSPECTED_AT_ONCE: u32 = 50_000;
@@ -35,6 +41,8 @@ fn read(row: &Row) -> Result<Sale> {
         version: row.int(12)?,
         released: row.int(13)?,
         phase: SalePhase::parse(&row.text(14)?).ok_or_else(bad)?,
+        payment_deadline_ms: count(15)?,
+        buy_again: row.int(16)? != 0,
     })
 }
 
@@ -58,6 +66,19 @@ pub(super) async fn read_marks(tx: &mut Tx, id: SaleId, sold: u32) -> Result<Vec
     marks.ok_or_else(|| unreadable("an order"))
 }
 
+/// The orders that a gate remembers in a sale in which nobody may buy again: one of each user who has only ended ones.
+pub(super) async fn read_ended(tx: &mut Tx, sale: &Sale) -> Result<Vec<(UserId, OrderId)>> {
+    let mut pairs = Vec::new();
+    if !sale.buy_again {
+        let sql = "SELECT user_id, MAX(id) FROM orders WHERE sale_id = ? AND status <> 'rejected' GROUP BY user_id
+            HAVING COUNT(live) = 0";
+        tx.pairs(sql, args![sale.id.get()], &mut pairs).await?;
+    }
+    let read = |(user, order)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
+    let ended: Option<Vec<_>> = pairs.into_iter().map(read).collect();
+    ended.ok_or_else(|| unreadable("an order"))
+}
+
 impl Store {
     pub(super) async fn read_sales(&self, end_after: Option<Timestamp>) -> Result<Vec<Sale>> {
         let end_after = end_after.map_or(i64::MIN, Timestamp::ms);
@@ -77,9 +98,9 @@ impl Store {
             tx.roll_back().await?;
             return Ok(None);
         };
-        let marks = read_marks(&mut tx, id, sale.sold).await?;
+        let (marks, ended) = (read_marks(&mut tx, id, sale.sold).await?, read_ended(&mut tx, &sale).await?);
         tx.roll_back().await?;
-        Ok(Some(LoadedSale { sale, marks }))
+        Ok(Some(LoadedSale { sale, marks, ended }))
     }
 
     pub(super) async fn inspect_sale(&self, id: SaleId) -> Result<Option<SaleRecords>> {
@@ -88,13 +109,16 @@ impl Store {
             tx.roll_back().await?;
             return Ok(None);
         };
-        let mut orders: Vec<OrderRow> = Vec::new();
+        let (mut orders, mut events, mut payments): (Vec<OrderRow>, Vec<_>, Vec<_>) = Default::default();
         loop {
             let after = orders.last().map_or(0, |row| row.order.id.get());
             let rows = tx.rows(ROWS, args![id.get(), after, INSPECTED_AT_ONCE]).await?;
             for row in &rows {
                 orders.push(read_row(row)?);
             }
+            let last = orders.last().map_or(0, |row| row.order.id.get());
+            read_events_in(&mut tx, id, after, last, &mut events).await?;
+            read_payments_in(&mut tx, id, after, last, &mut payments).await?;
             if rows.len() < INSPECTED_AT_ONCE as usize {
                 break;
             }
@@ -109,17 +133,18 @@ impl Store {
         )
         .await?;
         let stock_changes = read_stock_changes(&mut tx, id).await?;
+        let edits = read_edits(&mut tx, id).await?;
         tx.roll_back().await?;
         let mark = |(user, order): (i64, i64)| Some((UserId::new(user).ok()?, OrderId::new(order).ok()?));
         let marks = |pairs: Vec<(i64, i64)>| pairs.into_iter().map(mark).collect::<Option<Vec<_>>>();
         let quarantine = marks(quarantine).ok_or_else(|| unreadable("a quarantined order"))?;
         let pending_releases = marks(pending_releases).ok_or_else(|| unreadable("a row of pending_releases"))?;
         let pending_releases = pending_releases.into_iter().map(|(_, order)| order).collect();
-        Ok(Some(SaleRecords { sale, orders, quarantine, pending_releases, stock_changes }))
+        Ok(Some(SaleRecords { sale, orders, events, payments, quarantine, pending_releases, stock_changes, edits }))
     }
 
     pub(super) async fn insert_sale(&self, draft: SaleDraft, now: Timestamp) -> Result<CreateOutcome> {
-        let SaleDraft { id, voucher, stock, window, status } = draft;
+        let SaleDraft { id, voucher, stock, window, status, payment_deadline_ms, buy_again } = draft;
         let lock = self.db.dialect().for_update();
         let mut tx = self.db.begin().await?;
         // The voucher's row is locked, so that concurrent creations of its sale are serialized.
@@ -132,10 +157,23 @@ impl Store {
             tx.roll_back().await?;
             return Ok(CreateOutcome::AlreadyExists);
         }
-        let insert = "INSERT INTO sale (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, created_at)
-                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)";
-        let (begin, end) = (window.begin.ms(), window.end.ms());
-        let values = args![id.get(), voucher.get(), price.int(0)?, status.as_str(), begin, end, stock, stock, now.ms()];
+        let insert = "INSERT INTO sale
+            (id, voucher_id, price_cents, status, begin_at, end_at, total, cap, payment_deadline_ms, buy_again, created_at)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        let (price, begin, end) = (price.int(0)?, window.begin.ms(), window.end.ms());
+        let values = args![
+            id.get(),
+            voucher.get(),
+            price,
+            status.as_str(),
+            begin,
+            end,
+            stock,
+            stock,
+            payment_deadline_ms,
+            i64::from(buy_again),
+            now.ms()
+        ];
         tx.execute(insert, values).await?;
         tx.commit().await?;
         Ok(CreateOutcome::Created)
@@ -146,23 +184,5 @@ impl Store {
         let lock = self.db.dialect().for_update();
         tx.rows(&format!("SELECT id FROM sale WHERE id = ?{lock}"), args![id.get()]).await?;
         find(tx, id).await
-    }
-
-    pub(super) async fn edit_status(&self, id: SaleId, status: SaleStatus) -> Result<EditOutcome> {
-        let mut tx = self.db.begin().await?;
-        let refused = match self.locked(&mut tx, id).await? {
-            None => EditOutcome::NoSuchSale,
-            Some(sale) if sale.status == status => EditOutcome::Repeated(sale),
-            Some(sale) if !sale.status.may_become(status) => EditOutcome::Illegal(sale.status),
-            Some(before) => {
-                let after = Sale { status, version: before.version + 1, ..before.clone() };
-                let update = "UPDATE sale SET status = ?, ver = ? WHERE id = ?";
-                tx.execute(update, args![status.as_str(), after.version, id.get()]).await?;
-                tx.commit().await?;
-                return Ok(EditOutcome::Done { before, after });
-            }
-        };
-        tx.roll_back().await?;
-        Ok(refused)
     }
 }

@@ -6,6 +6,7 @@
 use stampede_core::ports::{EditOutcome, Result, StockChange};
 use stampede_core::{Sale, SaleId, SaleStatus, Timestamp, shop};
 
+use super::sale_edits::is_used_by_edit;
 use super::{Store, unreadable};
 use crate::db::{Row, Tx, args};
 
@@ -82,11 +83,13 @@ impl Store {
             Some(row) => Some((row.int(0)?, row.int(1)?, 0)),
             None => None,
         };
+        let is_used = earlier.is_none() && is_used_by_edit(&mut tx, request_id).await?;
         let (added, reduce_by) = change.columns();
         let refused = match (sale, earlier) {
             (None, _) => EditOutcome::NoSuchSale,
             (Some(sale), Some(earlier)) if earlier == (id.get(), added, reduce_by) => EditOutcome::Repeated(sale),
             (Some(_), Some(_)) => EditOutcome::RequestIdReused,
+            (Some(_), None) if is_used => EditOutcome::RequestIdReused,
             (Some(before), None) => match change.apply(&before) {
                 None => EditOutcome::Illegal(before.status),
                 Some(after) => {

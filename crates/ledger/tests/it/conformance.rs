@@ -1,4 +1,5 @@
-//! The conformance suite of the ledger. `suite!(expression)` generates one test per case, each on a new database.
+//! The conformance suite of the ledger. `suite!` generates one test per case, each on a new database of the first expression; those of the
+//! outbox of events on one of the second.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,19 +10,22 @@ use stampede_core::ports::{Admitted, CreateOutcome, EditOutcome, RecordOutcome, 
 use stampede_core::*;
 
 macro_rules! suite {
-    ($fresh:expr) => {
+    ($fresh:expr, with_events: $with_events:expr) => {
         $crate::conformance::suite!(@each $fresh;
-            records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
-            cancels_once, cancelled_order_stays_cancelled, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, tops_up_once,
+            no_events_are_written_unless_configured, records_once, never_sells_more_than_total, one_live_order_per_user, rejects_another_epoch, reports_an_id_collision,
+            cancels_once, steps_of_orders_are_kept, unpaid_orders_expire_once_they_are_due, late_recording_leaves_the_whole_time_to_pay, concurrent_expiry_returns_stock_once, sales_can_be_left_out_of_expiry, orders_that_fall_due_together_expire_within_seconds, sales_without_a_deadline_never_expire, orders_are_paid_once, payments_that_cannot_pay_are_returned, late_payment_is_returned_and_revives_nothing, late_payments_are_moved_to_new_orders, payments_are_moved_only_to_orders_that_they_fit, held_payments_that_are_not_moved_are_returned, moving_and_returning_have_one_winner, payment_cancellation_and_expiry_have_one_winner, paid_orders_are_refunded_once, refunds_do_not_wait_for_a_clock_that_is_ahead, codes_are_tried_a_few_times, refund_and_redemption_have_one_winner, cancelled_order_stays_cancelled, nobody_buys_again_where_that_is_forbidden, concurrent_batches_neither_oversell_nor_duplicate, edits_are_versioned, status_is_edited_once_per_request_id, windows_are_edited_once_per_request_id, windows_are_edited_within_rules, edits_share_their_request_ids, edits_are_pending_until_the_gate_has_them, tops_up_once,
             reduces_once_and_in_two_steps,
-            creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale, tiers_exclude_each_other, processes_agree_on_the_queue, challenge_has_limited_attempts_and_is_used_once,
+            creates_only_under_a_parent, leases_never_overlap, snowflakes_do_not_follow_ids_of_a_counter, one_rebuild_wins_and_opens_every_sale,
+            a_new_sale_is_opened_under_the_incarnation_of_a_rebuild, tiers_exclude_each_other, processes_agree_on_the_queue, parked_messages_are_kept_until_they_are_deleted, challenge_has_limited_attempts_and_is_used_once,
             challenges_of_a_phone_are_bounded, sessions_are_extended_and_ended, disabled_account_has_no_session,
             quarantined_orders_keep_their_mark_until_an_operator_acts,
-            quarantine_yields_to_rows_epochs_and_stock, retried_order_keeps_the_epoch_of_its_admission, cancellation_is_never_older_than_its_order,
+            quarantine_yields_to_rows_epochs_and_stock, order_stays_in_quarantine_after_a_rebuild, quarantined_order_can_be_cancelled, retried_order_keeps_the_epoch_of_its_admission, cancellation_is_never_older_than_its_order,
             orders_of_old_sales_are_listed_from_the_index, orders_are_listed_newest_first, missing_sale_is_poison, audit_log_is_append_only, shops_are_searched_and_edited,
             search_reads_a_bounded_number_of_shops,
             lower_fencing_tokens_are_refused, ids_are_read_in_pages,
             reconcile_log_is_read_in_pages, cap_of_the_gate_is_adopted_once, alerts_are_claimed_once);
+        $crate::conformance::suite!(@each $with_events;
+            steps_of_moved_payments_are_written_into_the_outbox, every_step_is_written_into_the_outbox, outbox_keeps_what_is_not_delivered, rejected_events_are_set_aside_until_they_are_retried);
     };
     (@each $fresh:expr; $($case:ident),*) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -34,16 +38,30 @@ macro_rules! suite {
 pub(crate) use suite;
 
 mod accounts;
+mod buy_again;
+mod edits;
+mod event_outbox;
+mod events;
+mod expiry;
 mod fence;
 mod gate;
+mod late_payments;
 mod own_orders;
+mod payments;
 mod quarantine;
 mod reconcile;
 mod shops;
 pub use accounts::*;
+pub use buy_again::*;
+pub use edits::*;
+pub use event_outbox::*;
+pub use events::*;
+pub use expiry::*;
 pub use fence::*;
 pub use gate::*;
+pub use late_payments::*;
 pub use own_orders::*;
+pub use payments::*;
 pub use quarantine::*;
 pub use reconcile::*;
 pub use shops::*;
@@ -72,6 +90,15 @@ fn refused(reason: RejectReason, existing: Option<i64>) -> RecordOutcome {
 }
 
 pub async fn sale_of(stores: &Stores, stock: u32) -> SaleId {
+    sale_with_deadline(stores, stock, 0).await
+}
+
+pub async fn sale_with_deadline(stores: &Stores, stock: u32, payment_deadline_ms: u32) -> SaleId {
+    sale_with(stores, |draft| SaleDraft { stock, payment_deadline_ms, ..draft }).await
+}
+
+/// Creates a sale with what `edit` changes.
+pub async fn sale_with(stores: &Stores, edit: impl FnOnce(SaleDraft) -> SaleDraft) -> SaleId {
     let shop = Shop {
         id: ShopId::new(1).unwrap(),
         type_id: ShopTypeId::new(1).unwrap(),
@@ -93,13 +120,14 @@ pub async fn sale_of(stores: &Stores, stock: u32) -> SaleId {
     assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), CreateOutcome::Created);
     assert_eq!(stores.catalogue.voucher(voucher.id).await.unwrap().as_ref(), Some(&voucher));
     let sale = SaleId::new(9).unwrap();
-    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, stock), NOW).await.unwrap(), CreateOutcome::Created);
+    let draft = edit(draft(sale, voucher.id, 1));
+    assert_eq!(stores.ledger.create_sale(draft, NOW).await.unwrap(), CreateOutcome::Created);
     sale
 }
 
 fn draft(id: SaleId, voucher: VoucherId, stock: u32) -> SaleDraft {
     let window = Window { begin: NOW, end: NOW.plus(Duration::from_secs(3600)) };
-    SaleDraft { id, voucher, stock, window, status: SaleStatus::OnSale }
+    SaleDraft { id, voucher, stock, window, status: SaleStatus::OnSale, payment_deadline_ms: 0, buy_again: true }
 }
 
 pub async fn record(stores: &Stores, sale: SaleId, pairs: &[(i64, i64)]) -> Vec<RecordOutcome> {
@@ -235,7 +263,7 @@ pub async fn concurrent_batches_neither_oversell_nor_duplicate(stores: &Stores) 
 
 pub async fn edits_are_versioned(stores: &Stores) {
     let sale = sale_of(stores, 5).await;
-    let set = |status| stores.ledger.set_status(sale, status);
+    let set = |status| stores.ledger.set_status(sale, status, None, NOW);
     let EditOutcome::Done { before, after: paused } = set(SaleStatus::Paused).await.unwrap() else {
         panic!("not paused")
     };
@@ -246,7 +274,7 @@ pub async fn edits_are_versioned(stores: &Stores) {
     assert!(matches!(set(SaleStatus::Ended).await.unwrap(), EditOutcome::Done { .. }));
     assert_eq!(set(SaleStatus::OnSale).await.unwrap(), EditOutcome::Illegal(SaleStatus::Ended));
     let nowhere = SaleId::new(404).unwrap();
-    assert_eq!(stores.ledger.set_status(nowhere, SaleStatus::Ended).await.unwrap(), EditOutcome::NoSuchSale);
+    assert_eq!(stores.ledger.set_status(nowhere, SaleStatus::Ended, None, NOW).await.unwrap(), EditOutcome::NoSuchSale);
     assert_eq!(stores.ledger.sale(sale).await.unwrap().unwrap().version, 3);
 }
 
@@ -299,7 +327,7 @@ pub async fn reduces_once_and_in_two_steps(stores: &Stores) {
     let found: Vec<_> = changes.iter().map(|change| (change.asked_at, change.done_at, change.added)).collect();
     assert_eq!(found, [(NOW, later, -7), (NOW, later, 0), (NOW, NOW, 2)], "10 + 2 - 7 = 5");
     assert!(changes.iter().all(|change| change.is_edit));
-    ledger.set_status(sale, SaleStatus::Ended).await.unwrap();
+    ledger.set_status(sale, SaleStatus::Ended, None, NOW).await.unwrap();
     assert_eq!(reduce(1, "e").await.unwrap(), EditOutcome::Illegal(SaleStatus::Ended));
     assert_eq!(ledger.reduce(SaleId::new(404).unwrap(), 1, "f", NOW).await.unwrap(), EditOutcome::NoSuchSale);
 }

@@ -2,7 +2,7 @@
 
 use sqlx::Connection as _;
 use stampede_core::ports::Stores;
-use stampede_ledger::{Database, open};
+use stampede_ledger::{Database, LedgerConfig, open, open_with};
 
 use crate::audit::{REFUSED, REPLACE, rejects_changes};
 use crate::conformance::{self, suite};
@@ -18,6 +18,12 @@ impl Fresh {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         Self { stores: reopen(&folder).await, folder }
     }
+
+    async fn with_events() -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let database = Database::Sqlite(folder.path().join("ledger.db"));
+        Self { stores: open_with(&database, LedgerConfig { writes_events: true }).await.unwrap(), folder }
+    }
 }
 
 async fn reopen(folder: &tempfile::TempDir) -> Stores {
@@ -25,7 +31,7 @@ async fn reopen(folder: &tempfile::TempDir) -> Stores {
     open(&Database::parse(&url).unwrap()).await.unwrap()
 }
 
-suite!(Fresh::new().await);
+suite!(Fresh::new().await, with_events: Fresh::with_events().await);
 
 #[tokio::test]
 async fn reopened_database_keeps_its_data() {
@@ -38,10 +44,34 @@ async fn reopened_database_keeps_its_data() {
 }
 
 #[tokio::test]
+async fn processes_agree_on_events() {
+    let writing = Fresh::with_events().await;
+    conformance::processes_agree_on_events(&reopen(&writing.folder).await, &writing.stores).await;
+}
+
+#[tokio::test]
 async fn audit_log_rejects_changes() {
     let fresh = Fresh::new().await;
     let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
     rejects_changes!(sqlx::SqliteConnection, &fresh.stores, &url, refused: REFUSED, ignored: &[REPLACE]);
+}
+
+#[tokio::test]
+async fn old_orders_are_listed_from_the_index_alone() {
+    let fresh = Fresh::new().await;
+    let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    let execute = async |sql: &'static str| _ = sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+    conformance::old_orders_are_listed_from_the_index_alone(&fresh.stores, execute).await;
+}
+
+#[tokio::test]
+async fn discarded_order_with_a_row_keeps_it() {
+    let fresh = Fresh::new().await;
+    let url = format!("sqlite:{}", fresh.folder.path().join("ledger.db").display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    let execute = async |sql: &'static str| _ = sqlx::raw_sql(sql).execute(&mut connection).await.unwrap();
+    conformance::discarded_order_with_a_row_keeps_it(&fresh.stores, execute).await;
 }
 
 #[tokio::test]

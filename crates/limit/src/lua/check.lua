@@ -1,7 +1,8 @@
 -- Checks requests against sliding windows and counts those that pass, or reverts counted requests.
 -- KEYS[1…] the counters of all requests, in their order; one counter may be in several requests. A counter is a string of the number of a
 -- window since 1970, the count of that window, and the count of the window before
--- ARGV[1…] for each request: its kind, the number of its counters, and for each of these the maximum count and the window in microseconds.
+-- ARGV[1…] for each request: its kind, the number of its counters, and for each of these the maximum count, the window in microseconds,
+-- and how many earlier requests to count first (only of the kind 'each').
 -- The kind is 'each' (a counter counts the request if it passes there and at all counters before), 'all' (all counters count it, or none)
 -- or 'undo' (all counters revert it)
 -- Returns for each request 0, or if it is refused {the place of the counter that refuses it, from 0, the wait in microseconds, and the
@@ -52,8 +53,8 @@ local function undo(c)
     end
 end
 
-local function count(c)
-    c.current, c.changed = c.current + 1, true
+local function count(c, number)
+    c.current, c.changed = c.current + number, true
 end
 
 local replies = {}
@@ -62,7 +63,13 @@ while arg < #ARGV do
     local kind, number = ARGV[arg], tonumber(ARGV[arg + 1])
     local reply = 0
     for place = 0, number - 1 do
-        local maximum, span = tonumber(ARGV[arg + 2 + 2 * place]), tonumber(ARGV[arg + 3 + 2 * place])
+        local earlier = tonumber(ARGV[arg + 4 + 3 * place])
+        if earlier > 0 then
+            count(counter(key + place, tonumber(ARGV[arg + 3 + 3 * place])), earlier)
+        end
+    end
+    for place = 0, number - 1 do
+        local maximum, span = tonumber(ARGV[arg + 2 + 3 * place]), tonumber(ARGV[arg + 3 + 3 * place])
         local c = counter(key + place, span)
         if kind == 'undo' then
             undo(c)
@@ -73,17 +80,17 @@ while arg < #ARGV do
                 break
             end
             if kind == 'each' then
-                count(c)
+                count(c, 1)
             end
         end
     end
     if kind == 'all' and reply == 0 then
         for place = 0, number - 1 do
-            count(counters[KEYS[key + place]])
+            count(counters[KEYS[key + place]], 1)
         end
     end
     replies[#replies + 1] = reply
-    key, arg = key + number, arg + 2 + 2 * number
+    key, arg = key + number, arg + 2 + 3 * number
 end
 
 for name, c in pairs(counters) do

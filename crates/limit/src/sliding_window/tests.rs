@@ -75,15 +75,36 @@ fn undo_frees_a_request() {
     limits.check_at("a", 2, at(1030)).unwrap();
 }
 
+/// Every third request is sent to Redis, with the two before it. While Redis has not answered, nothing more is held back. A request that was
+/// reverted is not sent later.
+#[test]
+fn requests_are_held_back_and_sent_together() {
+    let limits = SlidingWindow::aligned(limit(100, 3_600_000), 1000);
+    let count = |key| limits.try_count(key, 2).unwrap();
+    let third = [Granted::Held, Granted::Held, Granted::Send { earlier: 2 }];
+    for _ in 0..3 {
+        assert_eq!([(); 3].map(|()| count("a")), third);
+        assert_eq!([(); 3].map(|()| count("a")), [Granted::Send { earlier: 0 }; 3], "under way");
+        limits.end_sending(&"a", 2, true);
+    }
+    assert_eq!([(); 3].map(|()| count("a")), third);
+    limits.end_sending(&"a", 2, false);
+    assert_eq!(count("a"), Granted::Send { earlier: 2 }, "not counted, and sent again");
+    assert_eq!(count("b"), Granted::Held);
+    limits.undo(&"b");
+    assert_eq!([(); 3].map(|()| count("b")), third);
+    assert_eq!(SlidingWindow::aligned(limit(1, 1000), 0).try_count("a", 2), Ok(Granted::LetThrough));
+}
+
 #[test]
 fn counts_of_another_node_replace_a_counted_request() {
     let limits = SlidingWindow::aligned(limit(5, 3_600_000), 1000);
     let (window, _) = limits.window_at(limits.clock.now());
     let counted = |key| {
         let shard = limits.shard(&key, window);
-        [&shard.current, &shard.previous].map(|counts| counts.get(key).copied().unwrap_or(0))
+        [&shard.current, &shard.previous].map(|counts| counts.get(key).map_or(0, |count| count.all))
     };
-    assert_eq!(limits.try_count("a"), Ok(true));
+    assert_eq!(limits.try_count("a", 0), Ok(Granted::Send { earlier: 0 }));
     limits.replace(&"a", Counts { window, current: 5, previous: 2 });
     assert_eq!(counted("a"), [5, 2]);
     limits.check("a").unwrap_err();

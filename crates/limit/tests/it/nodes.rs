@@ -36,6 +36,76 @@ async fn limit_holds_over_all_nodes_together() {
     assert_eq!((one.fallbacks(), other.fallbacks()), (0, 0));
 }
 
+/// Each node holds back up to a twentieth of an approximate limit, and asks Redis about one request in six. A single node is exact.
+#[tokio::test]
+async fn approximate_limit_is_exceeded_by_what_nodes_hold_back() {
+    let prefix = new_prefix();
+    let nodes = two_nodes(&prefix);
+    let [one, other] = [0, 1].map(|n| Limiter::approximate(&nodes[n], "buys", per_hour(100), 1000));
+    // After the call that the start makes.
+    until("connected", async || calls(&nodes[0]) > 0 && calls(&nodes[1]) > 0).await;
+    let before = calls(&nodes[0]) + calls(&nodes[1]);
+    let mut granted = 0;
+    for n in 0..400 {
+        let limiter = if n % 2 == 0 { &one } else { &other };
+        granted += u32::from(limiter.check("a").await.is_ok());
+    }
+    assert!((100..=110).contains(&granted), "{granted}");
+    let calls_made = calls(&nodes[0]) + calls(&nodes[1]) - before;
+    assert!(calls_made <= 20, "{calls_made} calls");
+    // Requests that were held back are counted even if the one that is sent with them is refused.
+    let [current, _] = counts(&format!("{prefix}:buys:a"));
+    assert!((100..=110).contains(&current), "{current}");
+
+    let granted = join_all((0..400).map(|_| one.check("b"))).await;
+    assert_eq!(granted.iter().filter(|outcome| outcome.is_ok()).count(), 100, "one node alone");
+    assert_eq!((one.fallbacks(), other.fallbacks()), (0, 0));
+}
+
+/// While a call of Redis is under way, no further requests are granted without an answer.
+#[tokio::test]
+async fn concurrent_requests_do_not_multiply_what_nodes_hold_back() {
+    let nodes = two_nodes(&new_prefix());
+    let [one, other] = [0, 1].map(|n| Limiter::approximate(&nodes[n], "buys", per_hour(100), 1000));
+    let outcomes = join_all((0..400).map(|n| if n % 2 == 0 { one.check("a") } else { other.check("a") })).await;
+    let granted = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+    assert!((100..=110).contains(&granted), "{granted}");
+}
+
+/// Limits below 100 are exact on every node, also if they may be approximate.
+#[tokio::test]
+async fn small_limits_are_exact() {
+    let nodes = two_nodes(&new_prefix());
+    let [one, other] = [0, 1].map(|n| Limiter::approximate(&nodes[n], "buys", per_hour(99), 1000));
+    let outcomes = join_all((0..300).map(|n| if n % 2 == 0 { one.check("a") } else { other.check("a") })).await;
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 99);
+}
+
+/// A request that the first limit refuses is not counted against the second one, which has held back others.
+#[tokio::test]
+async fn held_back_requests_are_counted_beside_a_refused_one() {
+    let prefix = new_prefix();
+    let nodes = two_nodes(&prefix);
+    let by_ip = Limiter::new(&nodes[0], "ip", per_hour(7), 1000);
+    let other_by_ip = Limiter::new(&nodes[1], "ip", per_hour(7), 1000);
+    let by_user = Limiter::approximate(&nodes[0], "user", per_hour(100), 1000);
+    let buy = async || by_ip.count_local("ip")?.count_shared_with(by_user.count_local("ann")?).await;
+    for _ in 0..5 {
+        buy().await.unwrap();
+    }
+    assert_eq!(ask(&["exists", &format!("{prefix}:user:ann")]), "0", "held back");
+    for _ in 0..2 {
+        other_by_ip.check("ip").await.unwrap();
+    }
+    // The sixth of the user is sent with the five before it, which are counted. It is refused for the address, and not counted itself.
+    buy().await.unwrap_err();
+    assert_eq!(counts(&format!("{prefix}:user:ann")), [5, 0]);
+    // Refused by the node itself from now on.
+    let before = calls(&nodes[0]);
+    buy().await.unwrap_err();
+    assert_eq!(calls(&nodes[0]), before);
+}
+
 /// What one node alone has counted, and what Redis has refused once, is refused without asking Redis.
 #[tokio::test]
 async fn node_refuses_by_itself_what_is_above_the_limit() {

@@ -1,5 +1,6 @@
 //! Redis hangs, is slow or is not there: the counts of the node decide, and requests wait for a short time only.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use stampede_limit::{Check, Counters, Limiter, check_all, undo_all};
@@ -12,8 +13,12 @@ const CALL_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// Counters with the timeout of the defaults, through a proxy.
 async fn behind_proxy(prefix: &str) -> (Proxy, Counters) {
+    behind_proxy_with(prefix, CALL_TIMEOUT).await
+}
+
+async fn behind_proxy_with(prefix: &str, call_timeout: Duration) -> (Proxy, Counters) {
     let proxy = Proxy::start(SERVER.address()).await.unwrap();
-    let counters = Counters::Redis(connect(proxy.address().port(), prefix, CALL_TIMEOUT));
+    let counters = Counters::Redis(connect(proxy.address().port(), prefix, call_timeout));
     let limiter: Limiter<u8> = Limiter::new(&counters, "first", per_hour(1_000_000), 1000);
     until("Redis answers", async || {
         let before = limiter.fallbacks();
@@ -93,6 +98,48 @@ async fn slow_answers_are_not_waited_for() {
     }
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     assert!(limiter.fallbacks() >= 40);
+}
+
+/// Redis answers every call in time, but more checks are waiting than it can count: those that wait too long are decided by the node, and
+/// are not counted later, when they would hold up others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_queue_is_not_waited_for() {
+    const CHECKS: u32 = 4000;
+    /// Of each packet, so that a call takes about half of its time.
+    const DELAY: Duration = Duration::from_millis(60);
+    /// Longer than by default, for a busy machine.
+    const PATIENCE: Duration = Duration::from_millis(400);
+    let prefix = new_prefix();
+    let (proxy, counters) = behind_proxy_with(&prefix, PATIENCE).await;
+    let limiter: Arc<Limiter<u32>> = Arc::new(Limiter::new(&counters, "buys", per_hour(1_000_000), 10_000));
+    let Counters::Redis(redis) = &counters else { unreachable!() };
+    let calls = redis.calls();
+    proxy.set(Fault::Delay(DELAY));
+    let checks: Vec<_> = (0..CHECKS)
+        .map(|n| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let started = Instant::now();
+                limiter.check(n).await.unwrap();
+                started.elapsed()
+            })
+        })
+        .collect();
+    let mut longest = Duration::ZERO;
+    for check in checks {
+        longest = longest.max(check.await.unwrap());
+    }
+    // All of them would take 16 calls, so more than 1.9 s.
+    assert!(longest < 2 * PATIENCE + Duration::from_millis(500), "{longest:?}");
+    assert!(limiter.fallbacks() >= u64::from(CHECKS) / 4, "{} fallbacks", limiter.fallbacks());
+    proxy.set(Fault::None);
+    until("Redis counts again", async || {
+        let before = limiter.fallbacks();
+        limiter.check(CHECKS).await.unwrap();
+        limiter.fallbacks() == before
+    })
+    .await;
+    assert!(redis.calls() - calls < 12, "{} calls", redis.calls() - calls);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,16 +5,26 @@ use std::time::Duration;
 
 use stampede_core::ids::{Origin, WorkerId, counter};
 use stampede_core::ports::{OrderRow, StockChange};
-use stampede_core::{OrderId, OrderStatus, SaleId, SaleStatus, Timestamp, UserId};
+use stampede_core::{Order, OrderId, OrderStatus, SaleId, Timestamp, UserId};
 
 use super::findings::{FindingId, Findings};
-use super::{Evidence, Rules, history_us};
+use super::settings::{Settings, has_several_gates};
+use super::steps::{ended_at, has_ended_unasked, late_payments};
+use super::{Backlog, Evidence, Rules, history_us};
 use crate::history::{Action, Attempt, Response};
+
+/// How long after the time of the step that has ended an order a response may still name it. That time is read before the transaction, which
+/// may wait for locks, or run in a process that is paused.
+const MAX_STEP_LAG: Duration = Duration::from_secs(60);
 
 /// The attempts at one sale, and the evidence of it.
 struct SaleHistory<'a> {
     evidence: &'a Evidence,
     rows: HashMap<OrderId, &'a OrderRow>,
+    /// When each dead order ended, by the ledger.
+    ended: HashMap<OrderId, Timestamp>,
+    /// Orders with marks, of gates that differ from the ledger.
+    marked: HashSet<OrderId>,
     buys: Vec<&'a Attempt>,
     /// By the order to cancel.
     cancels: HashMap<OrderId, Vec<&'a Attempt>>,
@@ -44,7 +54,9 @@ impl<'a> Responses<'a> {
                     (Action::Cancel, None) => {}
                 }
             }
-            SaleHistory { evidence, rows, buys, cancels }
+            let owners = evidence.gates.iter().filter_map(|gate| gate.view.as_ref()?.owners.as_ref());
+            let marked = owners.flatten().map(|(_, order)| *order).collect();
+            SaleHistory { evidence, rows, ended: ended_at(&evidence.ledger), marked, buys, cancels }
         };
         let sales = evidence.iter().map(&mut at_sale).collect();
         let answered = |attempts: Vec<&Attempt>| attempts.iter().filter(|a| a.response != Response::NoSuchSale).count();
@@ -129,9 +141,15 @@ impl SaleHistory<'_> {
         self.cancels_of(order)
             .any(|cancel| matches!(cancel.response, Response::Cancelled | Response::Unknown | Response::Wrong))
     }
+
+    /// Where an order may be that has no row; `None` if it must have one. An accepted order holds a mark until it has a row.
+    fn on_its_way(&self, attempt: &Attempt, order: OrderId, rules: Rules) -> Option<Backlog> {
+        let is_held = self.evidence.gates.is_empty() || self.marked.contains(&order);
+        self.evidence.on_their_way(rules).filter(|_| is_held && attempt.response == Response::Pending)
+    }
 }
 
-pub(super) fn confirmed_orders_exist(answers: &Responses<'_>, findings: &mut Findings) {
+pub(super) fn confirmed_orders_exist(answers: &Responses<'_>, rules: Rules, findings: &mut Findings) {
     for (sale, count) in &answers.absent {
         let text = format!("the history has {count} attempts at sale {sale}, which the ledger does not have");
         findings.add(FindingId::sale("absent", *sale), text);
@@ -139,7 +157,7 @@ pub(super) fn confirmed_orders_exist(answers: &Responses<'_>, findings: &mut Fin
     for sale in &answers.sales {
         let mut confirmed: HashMap<UserId, OrderId> = HashMap::new();
         for attempt in &sale.buys {
-            check_response(sale, attempt, findings);
+            check_response(sale, attempt, rules, findings);
             let Some(order) = attempt.order.filter(|_| attempt.response.is_confirmation()) else { continue };
             // A repeated attempt returns the same order while that is live.
             if let Some(other) = confirmed.insert(attempt.user, order).filter(|other| *other != order)
@@ -149,12 +167,13 @@ pub(super) fn confirmed_orders_exist(answers: &Responses<'_>, findings: &mut Fin
                 findings.add(FindingId::order("duplicated", attempt.sale, order), text);
             }
         }
-        owners_are_not_refused(sale, findings);
+        owners_are_not_refused(sale, rules, findings);
+        earlier_orders_are_not_returned(sale, findings);
         cancellations_took_effect(sale, findings);
     }
 }
 
-fn check_response(sale: &SaleHistory<'_>, attempt: &Attempt, findings: &mut Findings) {
+fn check_response(sale: &SaleHistory<'_>, attempt: &Attempt, rules: Rules, findings: &mut Findings) {
     let (id, user) = (attempt.sale, attempt.user);
     if attempt.response == Response::Wrong {
         let text = format!("sale {id}: user {user} got an invalid response");
@@ -172,7 +191,8 @@ fn check_response(sale: &SaleHistory<'_>, attempt: &Attempt, findings: &mut Find
     match sale.rows.get(&order) {
         None => {
             let text = format!("lost: order {order} of user {user} was confirmed and does not exist");
-            findings.add(FindingId::order("lost", id, order), text);
+            let on_its_way = sale.on_its_way(attempt, order, rules);
+            findings.add_without_row(FindingId::order("lost", id, order), text, on_its_way);
         }
         Some(row) if row.order.user != user => {
             let text = format!("order {order} was confirmed to user {user} and belongs to {}", row.order.user);
@@ -184,7 +204,7 @@ fn check_response(sale: &SaleHistory<'_>, attempt: &Attempt, findings: &mut Find
                 format!("order {order} of user {user} was confirmed and is rejected"),
             );
         }
-        Some(row) if !row.live && !sale.may_be_cancelled(order) => {
+        Some(row) if !row.live && !has_ended_unasked(row) && !sale.may_be_cancelled(order) => {
             let status = row.order.status.as_str();
             let text = format!("order {order} of user {user} was confirmed and is {status} without a request");
             findings.add(FindingId::order("not live", id, order), text);
@@ -196,23 +216,106 @@ fn check_response(sale: &SaleHistory<'_>, attempt: &Attempt, findings: &mut Find
         let text = format!("user {user} got order {order} after it had been cancelled");
         findings.add(FindingId::order("returned after cancellation", id, order), text);
     }
+    let is_long_ago = |at: &&Timestamp| history_us(at.plus(MAX_STEP_LAG + rules.max_clock_skew)) < attempt.start_us;
+    if sale.ended.get(&order).filter(is_long_ago).is_some() {
+        let text = format!("user {user} got order {order} long after it had ended");
+        findings.add(FindingId::order("returned after its end", id, order), text);
+    }
+}
+
+/// A period in which a user certainly had an order: from the end of the first response that confirmed it.
+struct Holding {
+    order: OrderId,
+    since_us: u64,
+    until_us: u64,
+}
+
+impl SaleHistory<'_> {
+    /// Until when an order was certainly live, once it was confirmed.
+    fn live_until(&self, order: OrderId, rules: Rules) -> u64 {
+        let first_cancel = || self.cancels_of(order).map(|cancel| cancel.start_us).min().unwrap_or(u64::MAX);
+        match self.rows.get(&order) {
+            // A dead order never becomes live again.
+            Some(row) if row.live => u64::MAX,
+            // The time of a step is read before its transaction.
+            Some(_) if self.evidence.from_database => {
+                let ended = self.ended.get(&order).map(|at| history_us(at.minus(rules.max_clock_skew)));
+                first_cancel().min(ended.unwrap_or(u64::MAX))
+            }
+            // The row alone does not say when the order ended.
+            Some(row) if has_ended_unasked(row) => 0,
+            Some(_) | None => first_cancel(),
+        }
+    }
+
+    /// The orders of each user that were confirmed, with the periods in which they certainly had them.
+    fn holdings(&self, rules: Rules) -> HashMap<UserId, Vec<Holding>> {
+        let mut first: HashMap<(UserId, OrderId), u64> = HashMap::new();
+        for attempt in self.buys.iter().filter(|attempt| attempt.response.is_confirmation()) {
+            let Some(order) = attempt.order else { continue };
+            let end_us = first.entry((attempt.user, order)).or_insert(attempt.end_us);
+            *end_us = attempt.end_us.min(*end_us);
+        }
+        // Stock has come back in a sale with an order that has ended. A node may then still refuse as before, until it knows of that.
+        let delay_us = propagation_us(rules);
+        let mut holdings: HashMap<UserId, Vec<Holding>> = HashMap::new();
+        for ((user, order), confirmed_us) in first {
+            let has_ended = self.rows.get(&order).is_some_and(|row| !row.live);
+            let since_us = if has_ended { confirmed_us.saturating_add(delay_us) } else { confirmed_us };
+            let until_us = self.live_until(order, rules);
+            holdings.entry(user).or_default().push(Holding { order, since_us, until_us });
+        }
+        holdings
+    }
+}
+
+/// How long after stock has come back a node may still refuse as before, in the microseconds of a history.
+fn propagation_us(rules: Rules) -> u64 {
+    u64::try_from((rules.max_sold_out_delay + rules.max_clock_skew).as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A user with an order gets that order, and never a refusal.
-fn owners_are_not_refused(sale: &SaleHistory<'_>, findings: &mut Findings) {
-    let mut confirmed: HashMap<UserId, (OrderId, u64)> = HashMap::new();
-    for attempt in sale.buys.iter().filter(|attempt| attempt.response.is_confirmation()) {
-        let Some(order) = attempt.order.filter(|order| sale.cancels_of(*order).next().is_none()) else { continue };
-        let first = confirmed.entry(attempt.user).or_insert((order, attempt.end_us));
-        first.1 = first.1.min(attempt.end_us);
-    }
-    for attempt in sale.buys.iter().filter(|attempt| attempt.response.is_gate_refusal()) {
-        if let Some((order, since)) = confirmed.get(&attempt.user)
-            && *since < attempt.start_us
-        {
+fn owners_are_not_refused(sale: &SaleHistory<'_>, rules: Rules, findings: &mut Findings) {
+    let holdings = sale.holdings(rules);
+    let is_refusal = |response: Response| response.is_gate_refusal() || response == Response::BoughtBefore;
+    for attempt in sale.buys.iter().filter(|attempt| is_refusal(attempt.response)) {
+        let is_held = |held: &&Holding| held.since_us < attempt.start_us && attempt.end_us < held.until_us;
+        if let Some(Holding { order, .. }) = holdings.get(&attempt.user).into_iter().flatten().find(is_held) {
             let (user, reason) = (attempt.user, attempt.response.as_str());
             let text = format!("user {user} had order {order} and was refused with {reason}");
             findings.add(FindingId::order("refused", attempt.sale, *order), text);
+        }
+    }
+}
+
+/// A user has one live order at a time. So an order has ended once another one was confirmed to its user by a request that was sent after the
+/// first response with it, and a request that is sent later does not get it any more.
+fn earlier_orders_are_not_returned(sale: &SaleHistory<'_>, findings: &mut Findings) {
+    let is_recorded =
+        |order: &OrderId| sale.rows.get(order).is_some_and(|row| row.order.status != OrderStatus::Rejected);
+    let mut of: HashMap<UserId, Vec<(OrderId, &Attempt)>> = HashMap::new();
+    for attempt in sale.buys.iter().copied().filter(|attempt| attempt.response.is_confirmation()) {
+        if let Some(order) = attempt.order.filter(is_recorded) {
+            of.entry(attempt.user).or_default().push((order, attempt));
+        }
+    }
+    for (user, confirmed) in of {
+        let mut first: HashMap<OrderId, u64> = HashMap::new();
+        for (order, attempt) in &confirmed {
+            let end_us = first.entry(*order).or_insert(attempt.end_us);
+            *end_us = attempt.end_us.min(*end_us);
+        }
+        if first.len() == 1 {
+            continue;
+        }
+        for (order, attempt) in &confirmed {
+            let is_between = |(other, between): &&(OrderId, &Attempt)| {
+                other != order && first[order] < between.start_us && between.end_us < attempt.start_us
+            };
+            if let Some((other, _)) = confirmed.iter().find(is_between) {
+                let text = format!("user {user} got order {order} after order {other}, which is a later one");
+                findings.add(FindingId::order("returned after another", attempt.sale, *order), text);
+            }
         }
     }
 }
@@ -241,7 +344,7 @@ fn cancellations_took_effect(sale: &SaleHistory<'_>, findings: &mut Findings) {
     }
 }
 
-pub(super) fn orders_were_requested(answers: &Responses<'_>, findings: &mut Findings) {
+pub(super) fn orders_were_requested(answers: &Responses<'_>, rules: Rules, findings: &mut Findings) {
     for sale in &answers.sales {
         let named: HashSet<OrderId> = sale
             .buys
@@ -251,9 +354,14 @@ pub(super) fn orders_were_requested(answers: &Responses<'_>, findings: &mut Find
             .collect();
         let unknown = |attempt: &&&Attempt| matches!(attempt.response, Response::Unknown | Response::Wrong);
         let unknown: HashSet<UserId> = sale.buys.iter().filter(unknown).map(|attempt| attempt.user).collect();
+        let late = late_payments(&sale.evidence.ledger);
+        let is_readmitted = |order: &Order| {
+            let since = order.created_at.plus(rules.max_clock_skew);
+            late.iter().any(|(user, received_at)| *user == order.user && *received_at <= since)
+        };
         for row in sale.evidence.ledger.orders.iter().filter(|row| row.order.status != OrderStatus::Rejected) {
             let (order, user) = (row.order.id, row.order.user);
-            if !named.contains(&order) && !unknown.contains(&user) {
+            if !named.contains(&order) && !unknown.contains(&user) && !is_readmitted(&row.order) {
                 let text = format!("unexpected: order {order} of user {user} was never requested");
                 findings.add(FindingId::order("unexpected", sale.evidence.ledger.sale.id, order), text);
             }
@@ -261,11 +369,8 @@ pub(super) fn orders_were_requested(answers: &Responses<'_>, findings: &mut Find
     }
 }
 
-/// How long after a cancellation or a top-up another node may still respond with sold out.
-const PROPAGATION_US: u64 = 5_000_000;
-
 pub(super) fn sold_out_was_correct(answers: &Responses<'_>, rules: Rules, findings: &mut Findings) {
-    let propagation_us = PROPAGATION_US + u64::try_from(rules.max_clock_skew.as_micros()).unwrap_or(u64::MAX);
+    let propagation_us = propagation_us(rules);
     for sale in &answers.sales {
         let (starts, ends) = holding_periods(sale);
         let ledger = &sale.evidence.ledger;
@@ -305,8 +410,7 @@ struct RefusedInFlight {
 
 impl RefusedInFlight {
     fn new(sale: &SaleHistory<'_>) -> Self {
-        let gates = &sale.evidence.gates;
-        let are_apart = gates.len() > 1 && gates.iter().all(|gate| gate.outbox.is_none());
+        let are_apart = has_several_gates(sale.evidence);
         let refused = sale.buys.iter().filter(|attempt| are_apart && attempt.response == Response::SoldOut);
         let (mut starts, mut ends): (Vec<u64>, Vec<u64>) =
             refused.map(|attempt| (attempt.start_us, attempt.end_us)).unzip();
@@ -330,10 +434,11 @@ fn holding_periods(sale: &SaleHistory<'_>) -> (Vec<u64>, Vec<u64>) {
         events.entry(attempt.user).or_default().push((attempt.start_us, true));
     }
     let first = sale.buys.iter().map(|attempt| attempt.start_us).min().unwrap_or(0);
+    let late: HashSet<UserId> = late_payments(&sale.evidence.ledger).into_iter().map(|(user, _)| user).collect();
     for row in sale.evidence.ledger.orders.iter().filter(|row| row.order.status != OrderStatus::Rejected) {
-        // The order is older than the history.
+        // The order is older than the history, or may have been made for a late payment.
         let created = history_us(row.order.created_at);
-        if created < first {
+        if created < first || late.contains(&row.order.user) {
             events.entry(row.order.user).or_default().push((created, true));
         }
     }
@@ -341,11 +446,18 @@ fn holding_periods(sale: &SaleHistory<'_>) -> (Vec<u64>, Vec<u64>) {
     for attempt in sale.buys.iter().filter(|attempt| attempt.response.may_have_created()) {
         buys.entry(attempt.user).or_default().push(attempt);
     }
-    for cancel in sale.cancels.values().flatten().filter(|cancel| cancel.response == Response::Cancelled) {
+    let cancels = sale.cancels.values().flatten().filter(|cancel| cancel.response == Response::Cancelled);
+    let cancelled = cancels.map(|cancel| (cancel.user, cancel.start_us, cancel.end_us));
+    let expired = sale.evidence.ledger.orders.iter().filter(|row| has_ended_unasked(row));
+    let expired = expired.filter_map(|row| {
+        let at = history_us(*sale.ended.get(&row.order.id)?);
+        Some((row.order.user, at, at))
+    });
+    for (user, from, until) in cancelled.chain(expired) {
         // A concurrent attempt to buy may have got an order again.
-        let concurrent = |buy: &&Attempt| buy.start_us <= cancel.end_us && buy.end_us >= cancel.start_us;
-        if !buys.get(&cancel.user).into_iter().flatten().any(concurrent) {
-            events.entry(cancel.user).or_default().push((cancel.end_us, false));
+        let concurrent = |buy: &&Attempt| buy.start_us <= until && buy.end_us >= from;
+        if !buys.get(&user).into_iter().flatten().any(concurrent) {
+            events.entry(user).or_default().push((until, false));
         }
     }
     let (mut starts, mut ends) = (Vec::new(), Vec::new());
@@ -366,20 +478,24 @@ fn holding_periods(sale: &SaleHistory<'_>) -> (Vec<u64>, Vec<u64>) {
     (starts, ends)
 }
 
+/// Whether the user had an order before the end of this attempt, in a sale in which nobody may buy again.
+fn may_not_buy_again(sale: &SaleHistory<'_>, attempt: &Attempt) -> bool {
+    let ledger = &sale.evidence.ledger;
+    let mut ended = ledger.orders.iter().filter(|row| !row.live && row.order.status != OrderStatus::Rejected);
+    !ledger.sale.buy_again
+        && ended.any(|row| row.order.user == attempt.user && history_us(row.order.created_at) <= attempt.end_us)
+}
+
 pub(super) fn refusals_were_correct(answers: &Responses<'_>, rules: Rules, findings: &mut Findings) {
     for sale in &answers.sales {
-        let ledger = &sale.evidence.ledger;
-        let (status, window, apart) = (ledger.sale.status, ledger.sale.window, rules.max_clock_skew);
-        // Every edit increments the version, and an edit that does not change the stock changes the status.
-        let of_stock = ledger.stock_changes.iter().filter(|change| change.is_edit).count();
-        let of_stock = i64::try_from(of_stock).unwrap_or(i64::MAX);
-        let never_paused = ledger.sale.version <= 1 + of_stock && sale.evidence.from_database;
+        let settings = Settings::of(sale.evidence, rules);
         for attempt in &sale.buys {
             let incorrect = match attempt.response {
-                Response::NotStarted => attempt.start_us >= history_us(window.begin.plus(apart)),
-                Response::Ended => status != SaleStatus::Ended && attempt.end_us < history_us(window.end.minus(apart)),
-                Response::Paused => never_paused,
-                Response::NoSuchSale => status != SaleStatus::Draft,
+                Response::NotStarted => !settings.may_be_not_started(attempt),
+                Response::Ended => !settings.may_be_ended(attempt),
+                Response::Paused => !settings.may_be_paused(attempt),
+                Response::NoSuchSale => !settings.may_be_a_draft(attempt),
+                Response::BoughtBefore => !may_not_buy_again(sale, attempt),
                 Response::Unauthorized | Response::Cancelled | Response::IllegalStep | Response::NoSuchOrder => true,
                 // Whether the sale was sold out is checked from the times of all orders.
                 Response::SoldOut | Response::TooManyRequests => false,

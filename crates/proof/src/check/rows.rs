@@ -7,10 +7,9 @@ use stampede_core::ports::{OrderRow, SaleRecords};
 use stampede_core::{Epoch, OrderId, OrderStatus, Timestamp, UserId, mark_digest};
 
 use super::findings::{FindingId, Findings};
+use super::settings::Settings;
+use super::steps::ended_at;
 use super::{Backlog, Evidence, GateView, NodeGate, Rules};
-
-pub(super) const NO_STEPS: &str =
-    "the ledger stores the current state of an order and not its transitions; no order is in an impossible state";
 
 fn live(sale: &Evidence) -> impl Iterator<Item = &OrderRow> {
     sale.ledger.orders.iter().filter(|row| row.live)
@@ -55,7 +54,7 @@ impl GateView {
     }
 }
 
-pub(super) fn gates_match_ledger(evidence: &Evidence, now: Timestamp, findings: &mut Findings) {
+pub(super) fn gates_match_ledger(evidence: &Evidence, now: Timestamp, rules: Rules, findings: &mut Findings) {
     let owners = owners(&evidence.ledger);
     // With several nodes, at least the node that sold an order has its mark.
     let listed: Vec<&Vec<(UserId, OrderId)>> =
@@ -70,7 +69,7 @@ pub(super) fn gates_match_ledger(evidence: &Evidence, now: Timestamp, findings: 
         }
     }
     for (n, gate) in evidence.gates.iter().enumerate() {
-        gate_matches_ledger(evidence, n, gate, &owners, now, findings);
+        gate_matches_ledger(evidence, n, gate, &owners, now, rules, findings);
     }
 }
 
@@ -80,6 +79,7 @@ fn gate_matches_ledger(
     NodeGate { node, view, .. }: &NodeGate,
     owners: &[(UserId, OrderId)],
     now: Timestamp,
+    rules: Rules,
     findings: &mut Findings,
 ) {
     let sale = &evidence.ledger.sale;
@@ -115,22 +115,18 @@ fn gate_matches_ledger(
     };
     let held: HashSet<&(UserId, OrderId)> = marks.iter().collect();
     let expected: HashSet<&(UserId, OrderId)> = owners.iter().collect();
+    let rows: HashSet<OrderId> = evidence.ledger.orders.iter().map(|row| row.order.id).collect();
     for (user, order) in marks.iter().filter(|mark| !expected.contains(mark)) {
         let text =
             format!("sale {id}: the gate of {node} has a mark of user {user} for order {order}, which is not live");
-        findings.add(FindingId::order("mark", sale.id, *order).on_node(n), text);
+        let on_its_way = evidence.on_their_way(rules).filter(|_| !rows.contains(order));
+        findings.add_without_row(FindingId::order("mark", sale.id, *order).on_node(n), text, on_its_way);
     }
     for (user, order) in owners.iter().filter(|owner| !held.contains(owner)) {
         let text = format!("sale {id}: the gate of {node} has no mark of the live order {order} of user {user}");
         let id = FindingId::order("no mark", sale.id, *order).on_node(n);
         if evidence.gates.len() > 1 { findings.add_at_rest(id, text) } else { findings.add(id, text) }
     }
-}
-
-/// Top-ups and reductions can be read only from the database. Without them, the stock at an earlier moment is not known.
-pub(super) fn stock_changes_unknown(sales: &[Evidence]) -> Option<String> {
-    let edited = sales.iter().any(|sale| !sale.from_database && sale.ledger.sale.version > 1);
-    edited.then(|| format!("a sale was edited, and {}", super::NO_DATABASE))
 }
 
 pub(super) fn never_oversold(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
@@ -144,11 +140,15 @@ pub(super) fn never_oversold(evidence: &Evidence, rules: Rules, findings: &mut F
         added @ 0.. => (change.asked_at.minus(apart), added),
         added => (change.done_at.plus(apart), added),
     }));
+    let ends = ended_at(&evidence.ledger);
     for row in admitted(evidence) {
-        steps.push((row.order.created_at, -1));
-        if !row.live {
-            steps.push((row.order.updated_at.max(row.order.created_at).minus(apart).max(row.order.created_at), 1));
-        }
+        let created_at = row.order.created_at;
+        steps.push((created_at, -1));
+        let Some(&end) = ends.get(&row.order.id) else { continue };
+        // The routes do not tell when an order ended that was refunded later.
+        let is_refunded = matches!(row.order.status, OrderStatus::Refunding | OrderStatus::Refunded);
+        let end = if is_refunded && !evidence.from_database { created_at } else { end };
+        steps.push((end.max(created_at).minus(apart).max(created_at), 1));
     }
     steps.sort_unstable_by_key(|&(at, step)| (at, std::cmp::Reverse(step)));
     let mut room = i64::from(sale.total) - added;
@@ -164,7 +164,9 @@ pub(super) fn never_oversold(evidence: &Evidence, rules: Rules, findings: &mut F
 
 pub(super) fn one_per_user(evidence: &Evidence, findings: &mut Findings) {
     let mut has: HashMap<UserId, OrderId> = HashMap::new();
-    for row in live(evidence) {
+    // Where nobody may buy again, an order that has ended counts as well.
+    let counts = |row: &&OrderRow| !evidence.ledger.sale.buy_again && row.order.status != OrderStatus::Rejected;
+    for row in evidence.ledger.orders.iter().filter(|row| row.live || counts(row)) {
         if let Some(other) = has.insert(row.order.user, row.order.id) {
             let (sale, user, id) = (evidence.ledger.sale.id, row.order.user, row.order.id);
             findings.add(FindingId::order("two", sale, id), format!("sale {sale}: user {user} has {other} and {id}"));
@@ -189,39 +191,14 @@ pub(super) fn ids_match_creation_time(evidence: &Evidence, rules: Rules, finding
     }
 }
 
-pub(super) fn inside_window(evidence: &Evidence, findings: &mut Findings) {
-    let window = evidence.ledger.sale.window;
+pub(super) fn inside_window(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
+    let settings = Settings::of(evidence, rules);
     for row in admitted(evidence) {
         let (id, at) = (row.order.id, row.order.created_at);
-        if at < window.begin || at >= window.end {
+        if !settings.may_admit(at) {
             findings.add(
                 FindingId::order("window", evidence.ledger.sale.id, id),
                 format!("order {id} was admitted at {at}, outside the window"),
-            );
-        }
-    }
-}
-
-pub(super) fn legal_states(evidence: &Evidence, findings: &mut Findings) {
-    let sale = &evidence.ledger.sale;
-    for row in &evidence.ledger.orders {
-        let (order, id) = (&row.order, row.order.id);
-        if row.live != order.status.is_live() {
-            let live = if row.live { "live" } else { "not live" };
-            findings.add(
-                FindingId::order("live", sale.id, id),
-                format!("order {id} is {} and {live}", order.status.as_str()),
-            );
-        }
-        if order.updated_at < order.created_at {
-            findings
-                .add(FindingId::order("updated", sale.id, id), format!("order {id} was updated before it was created"));
-        }
-        if order.price != sale.price {
-            let (price, of_sale) = (order.price.cents(), sale.price.cents());
-            findings.add(
-                FindingId::order("price", sale.id, id),
-                format!("order {id} has the price {price}, its sale {of_sale}"),
             );
         }
     }
@@ -294,15 +271,25 @@ pub(super) fn nothing_is_pending(evidence: &Evidence, rules: Rules, findings: &m
     }
 }
 
-/// The reason why the backlog is not checkable: the tier has neither an outbox nor a queue.
-pub(super) fn no_backlog(sales: &[Evidence]) -> Option<String> {
-    let none = sales.iter().all(|sale| sale.backlog == Backlog::default());
-    none.then(|| "this tier has neither an outbox nor a queue, or they were not read".to_owned())
+/// The reason why the backlog is not checkable: the tier has neither an outbox nor a queue, or requests are being processed.
+pub(super) fn backlog_unknown(sales: &[Evidence], rules: Rules) -> Option<String> {
+    if sales.iter().all(|sale| sale.backlog == Backlog::default()) {
+        return Some("this tier has neither an outbox nor a queue, or they were not read".to_owned());
+    }
+    if sales.iter().any(|sale| sale.backlog.is_queue_unreadable) {
+        return Some("the queue cannot be read".to_owned());
+    }
+    // The queue is the same for all sales.
+    let queue = sales.iter().filter_map(|sale| sale.backlog.queue).max().unwrap_or(0);
+    let outbox: u64 = sales.iter().filter_map(|sale| sale.backlog.outbox).sum();
+    let is_empty = outbox == 0 && queue == 0;
+    (!rules.at_rest && !is_empty)
+        .then(|| format!("{outbox} orders in outboxes and {queue} messages in the queue are on their way"))
 }
 
 pub(super) fn backlog_is_empty(evidence: &Evidence, rules: Rules, findings: &mut Findings) {
     let sale = evidence.ledger.sale.id;
-    let Backlog { outbox, queue } = evidence.backlog;
+    let Backlog { outbox, queue, .. } = evidence.backlog;
     for (kind, of, depth) in [("outbox", "orders", outbox), ("queue", "messages", queue)] {
         if let Some(depth) = depth.filter(|depth| rules.at_rest && *depth > 0) {
             findings.add(FindingId::sale(kind, sale), format!("sale {sale}: the {kind} has {depth} {of}"));

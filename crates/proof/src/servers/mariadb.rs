@@ -5,9 +5,11 @@ use std::io::Result;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Server, change_owner, run};
+use super::{Server, change_owner, require_program, run};
 
 const USER: &str = "mysql";
+/// Creates the data directory.
+const INSTALL: &str = "mariadb-install-db";
 const DURABLE: &[&str] = &["--skip-log-bin"];
 
 pub fn start() -> Result<Server> {
@@ -26,8 +28,9 @@ pub fn start_with_env(environment: Vec<(&'static str, OsString)>) -> Result<Serv
 
 fn launch(options: &'static [&'static str], environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     let prepare = |directory: &Path| {
+        require_program(Path::new(INSTALL))?;
         change_owner(USER, directory)?;
-        let mut install = Command::new("mariadb-install-db");
+        let mut install = Command::new(INSTALL);
         // A starting server deletes the temporary tables that it finds in this directory, so servers must not share it.
         install.env("TMPDIR", directory);
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);

@@ -183,6 +183,17 @@ pub fn run(command: &mut Command) -> Result<String> {
     Err(Error::other(format!("{:?} failed: {stdout}{stderr}", command.get_program())))
 }
 
+/// Fails with [`ErrorKind::NotFound`] if a program is not installed. As root, the failure of a program that needs its user, or that starts
+/// it as that user, would not say so.
+pub(crate) fn require_program(program: &Path) -> Result<()> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Joining an absolute path replaces the directory.
+    if std::env::split_paths(&path).any(|directory| directory.join(program).exists()) {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::NotFound, format!("{} is not installed", program.display())))
+}
+
 /// A command that runs as another user if this process is root: the servers refuse to run as root.
 pub(crate) fn command_as_user(user: &str, program: &Path) -> Command {
     if !is_root() {
@@ -203,4 +214,18 @@ pub(crate) fn change_owner(user: &str, directory: &Path) -> Result<()> {
 
 fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_program_is_not_found() {
+        require_program(Path::new("sh")).unwrap();
+        require_program(Path::new("/bin/sh")).unwrap();
+        for missing in ["stampede-no-such-program", "/nonexistent/sh"] {
+            assert_eq!(require_program(Path::new(missing)).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+    }
 }

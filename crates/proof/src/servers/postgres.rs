@@ -5,7 +5,7 @@ use std::io::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Server, change_owner, command_as_user, run};
+use super::{Server, change_owner, command_as_user, require_program, run};
 
 const USER: &str = "postgres";
 
@@ -25,6 +25,7 @@ pub fn start() -> Result<Server> {
 /// Like [`start`], with more environment variables.
 pub fn start_with_env(environment: Vec<(&'static str, OsString)>) -> Result<Server> {
     let prepare = |directory: &Path| {
+        require_program(&program("initdb"))?;
         change_owner(USER, directory)?;
         let mut init = command_as_user(USER, &program("initdb"));
         init.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"])

@@ -70,6 +70,7 @@ pub(super) struct Confirms {
     pending: Vec<Pending>,
     /// Numbers that were returned and whose confirms have not been seen.
     returned: HashSet<u64>,
+    has_returned: bool,
 }
 
 impl Confirms {
@@ -79,6 +80,11 @@ impl Confirms {
 
     pub(super) fn is_empty(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    /// Whether the broker has returned a message since this was last asked.
+    pub(super) fn take_returned(&mut self) -> bool {
+        std::mem::take(&mut self.has_returned)
     }
 
     /// Answers every message that is confirmed. Pending until there is one.
@@ -98,6 +104,7 @@ impl Confirms {
                         match &outcome {
                             Ok(Confirmed { returned: Some(Returned::Number(number)), .. }) => {
                                 self.returned.insert(*number);
+                                self.has_returned = true;
                             }
                             Ok(Confirmed { returned: Some(Returned::Unknown), .. }) => {
                                 unknown_return = true;
@@ -233,6 +240,7 @@ mod tests {
             assert_eq!(poll(&mut confirms), Poll::Ready(Ok(())));
             assert!(sent[victim].is_unconfirmed());
             assert_eq!(sent[returned].answer(), Some(Err(QueueError::Unroutable)));
+            assert!(confirms.take_returned() && !confirms.take_returned());
             sent[2].acknowledge(None);
             assert_eq!(poll(&mut confirms), Poll::Ready(Ok(())));
             assert_eq!(sent[2].answer(), Some(Ok(())));

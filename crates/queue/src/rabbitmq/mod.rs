@@ -56,7 +56,7 @@ use self::connection::{Connector, Link};
 use self::consumer::RabbitConsumer;
 use self::publisher::Publisher;
 use self::topology::{Target, Topology};
-use crate::{Batch, Consumer, DeadLetter, DeadLetterId, Depth, Marker, OrderQueue, QueueError, message};
+use crate::{Batch, Consumer, DeadLetter, DeadLetterId, Depth, Marker, OrderQueue, QueueError, UnreadyReason, message};
 
 pub use self::address::{Address, AddressError};
 pub use self::topology::QueueType;
@@ -164,6 +164,15 @@ impl ConnectError {
     pub const fn is_temporary(&self) -> bool {
         matches!(self, Self::Unreachable(_))
     }
+
+    /// What can be said of it to anyone.
+    pub const fn unready_reason(&self) -> UnreadyReason {
+        match self {
+            Self::Refused(_) => UnreadyReason::Refused,
+            Self::DeclaredOtherwise { .. } => UnreadyReason::DeclaredOtherwise,
+            Self::Invalid(_) | Self::TlsMismatch | Self::Unreachable(_) => UnreadyReason::Unreachable,
+        }
+    }
 }
 
 /// What publishers and consumers share.
@@ -180,10 +189,16 @@ impl Setup {
     /// Connects, and opens a channel after everything is declared.
     async fn open(&self, purpose: &str) -> Result<(Link, Channel), ConnectError> {
         let link = self.connector.connect(purpose).await?;
+        let channel = self.declare(&link).await?;
+        Ok((link, channel))
+    }
+
+    /// Declares everything on a new channel. The broker closes the channel if it refuses that.
+    async fn declare(&self, link: &Link) -> Result<Channel, ConnectError> {
         let channel = self.answer(link.connection.create_channel()).await?;
         let declaring = timeout(self.connector.connect_timeout, self.topology.declare(&channel));
         declaring.await.unwrap_or_else(|_| Err(self.no_answer()))?;
-        Ok((link, channel))
+        Ok(channel)
     }
 
     /// Waits for the broker's answer to a method.
@@ -298,8 +313,8 @@ impl OrderQueue for RabbitMq {
         self.setup.topology.partitions()
     }
 
-    fn is_ready(&self) -> bool {
-        self.publisher.is_ready()
+    fn unready_reason(&self) -> Option<UnreadyReason> {
+        self.publisher.unready_reason()
     }
 
     async fn close(&self) {

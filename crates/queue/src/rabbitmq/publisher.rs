@@ -4,13 +4,17 @@
 //! ones, and answers each when its confirm arrives. How many are under way is bounded.
 //!
 //! A message that was sent is never sent again from here, because it may be in the queue.
+//!
+//! When the broker returns a message, an operator has deleted a queue or a binding. Everything is then declared again at once, because a
+//! consumer does so only when it connects.
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use lapin::message::BasicReturnMessage;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
@@ -21,16 +25,22 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::confirms::{ChannelLost, Confirmed, Confirms, Publishing, Returned, Waiter};
-use super::connection::Link;
+use super::connection::{Link, broker_error};
 use super::topology::{Target, Topology};
 use super::{ConnectError, Setup};
-use crate::QueueError;
 use crate::backoff::Backoff;
+use crate::{QueueError, UnreadyReason};
 
+/// Closes a channel without an error.
+const REPLY_SUCCESS: u16 = 200;
 /// The broker writes the message to disk.
 const PERSISTENT: u8 = 2;
 /// A connection that ends without an event is noticed after this time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long closing waits for confirms.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Returned messages are logged at most this often.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const TOO_MANY: QueueError = QueueError::Busy("too many messages are not confirmed yet");
 const BLOCKED: QueueError = QueueError::Busy("the broker has blocked publishers");
 
@@ -44,8 +54,16 @@ struct Request {
 }
 
 enum State {
-    Connected { requests: mpsc::Sender<Request>, status: ConnectionStatus },
-    Disconnected(String),
+    /// `unready`: the broker has returned messages, and something is still missing.
+    Connected {
+        requests: mpsc::Sender<Request>,
+        status: ConnectionStatus,
+        unready: Option<UnreadyReason>,
+    },
+    Disconnected {
+        reason: String,
+        unready: UnreadyReason,
+    },
     Closed,
 }
 
@@ -62,7 +80,7 @@ impl Publisher {
         let (link, channel) = open(&setup).await?;
         let permits = Arc::new(Semaphore::new(setup.max_in_flight));
         let confirm_timeout = setup.confirm_timeout;
-        let state = Arc::new(RwLock::new(State::Disconnected("starting".to_owned())));
+        let state = Arc::new(RwLock::new(disconnected("starting".to_owned())));
         let requests = enter(&state, &setup, &link);
         let task = tokio::spawn(keep_connected(setup, state.clone(), link, channel, requests));
         Ok(Self { state, permits, confirm_timeout, task: Mutex::new(Some(task)) })
@@ -92,23 +110,29 @@ impl Publisher {
                 mpsc::error::TrySendError::Full(_) => TOO_MANY,
                 mpsc::error::TrySendError::Closed(_) => QueueError::NotSent("the connection was lost".to_owned()),
             }),
-            State::Disconnected(reason) => Err(QueueError::NotSent(reason.clone())),
+            State::Disconnected { reason, .. } => Err(QueueError::NotSent(reason.clone())),
             State::Closed => Err(QueueError::NotSent("the queue was closed".to_owned())),
         }
     }
 
-    pub(super) fn is_ready(&self) -> bool {
-        matches!(&*self.state.read(), State::Connected { status, .. } if status.connected() && !status.blocked())
+    pub(super) fn unready_reason(&self) -> Option<UnreadyReason> {
+        match &*self.state.read() {
+            State::Connected { status, .. } if !status.connected() => Some(UnreadyReason::Unreachable),
+            State::Connected { status, .. } if status.blocked() => Some(UnreadyReason::Blocked),
+            State::Connected { unready, .. } => *unready,
+            State::Disconnected { unready, .. } => Some(*unready),
+            State::Closed => Some(UnreadyReason::Unreachable),
+        }
     }
 
-    /// Waits for the confirms of messages under way, then disconnects.
+    /// Waits for the confirms of messages under way, but not long, then disconnects.
     pub(super) async fn close(&self) {
         let before = std::mem::replace(&mut *self.state.write(), State::Closed);
         let Some(mut task) = self.task.lock().take() else { return };
         let connected = matches!(before, State::Connected { .. });
         // With its sender the task's queue ends.
         drop(before);
-        if !connected || timeout(self.confirm_timeout, &mut task).await.is_err() {
+        if !connected || timeout(CLOSE_TIMEOUT, &mut task).await.is_err() {
             task.abort();
         }
     }
@@ -135,15 +159,53 @@ fn enter(state: &RwLock<State>, setup: &Setup, link: &Link) -> mpsc::Receiver<Re
     let (sender, requests) = mpsc::channel(setup.max_in_flight);
     let mut state = state.write();
     if !matches!(*state, State::Closed) {
-        *state = State::Connected { requests: sender, status: link.connection.status().clone() };
+        *state = State::Connected { requests: sender, status: link.connection.status().clone(), unready: None };
     }
     requests
 }
 
-fn disconnect(state: &RwLock<State>, reason: String) {
+const fn disconnected(reason: String) -> State {
+    State::Disconnected { reason, unready: UnreadyReason::Unreachable }
+}
+
+fn disconnect(state: &RwLock<State>, to: State) {
     let mut state = state.write();
     if !matches!(*state, State::Closed) {
-        *state = State::Disconnected(reason);
+        *state = to;
+    }
+}
+
+/// Declares everything again after the broker has returned a message, until that is done. On a channel of its own, because the broker
+/// closes the channel of a declaration that it refuses.
+async fn declare_again(setup: &Setup, link: &Link, state: &RwLock<State>, is_logged: bool) {
+    let note = |reason: Option<UnreadyReason>| {
+        if let State::Connected { unready, .. } = &mut *state.write() {
+            *unready = reason;
+        }
+    };
+    let broker = &setup.connector.address;
+    note(Some(UnreadyReason::Returning));
+    if is_logged {
+        tracing::warn!(%broker, "the broker returned a message: a queue or a binding is missing; declaring everything again");
+    }
+    let mut backoff = Backoff::new();
+    loop {
+        match setup.declare(link).await {
+            Ok(channel) => {
+                note(None);
+                if is_logged {
+                    tracing::info!(%broker, "exchange and queues were declared again");
+                }
+                // It is closed with the connection otherwise.
+                let _ = setup.answer(channel.close(REPLY_SUCCESS, "".into())).await;
+                return;
+            }
+            Err(error) => {
+                tracing::error!(%broker, %error, "the queues cannot be declared again; trying again");
+                note(Some(error.unready_reason()));
+                backoff.sleep().await;
+            }
+        }
     }
 }
 
@@ -158,12 +220,12 @@ async fn keep_connected(
     let mut backoff = Backoff::new();
     loop {
         let started = Instant::now();
-        let ended = run(&setup, &link, Arc::new(channel), &mut requests).await;
+        let ended = run(&setup, &state, &link, Arc::new(channel), &mut requests).await;
         let Err(ChannelLost(reason)) = ended else {
             link.close().await;
             return;
         };
-        disconnect(&state, reason.clone());
+        disconnect(&state, disconnected(reason.clone()));
         // The broker must not wait for this connection, which may hang.
         drop(link);
         requests.close();
@@ -178,7 +240,8 @@ async fn keep_connected(
                 Ok(opened) => break opened,
                 Err(error) => {
                     tracing::warn!(broker = %setup.connector.address, %error, "cannot connect for publishing");
-                    disconnect(&state, error.to_string());
+                    let (reason, unready) = (error.to_string(), error.unready_reason());
+                    disconnect(&state, State::Disconnected { reason, unready });
                 }
             }
         };
@@ -190,6 +253,7 @@ async fn keep_connected(
 /// Publishes over one channel until it is lost, or until the publisher is closed and every message is answered.
 async fn run(
     setup: &Arc<Setup>,
+    state: &RwLock<State>,
     link: &Link,
     channel: Arc<Channel>,
     requests: &mut mpsc::Receiver<Request>,
@@ -208,6 +272,7 @@ async fn run(
     let mut events = std::pin::pin!(link.connection.events_listener());
     let mut check = tokio::time::interval(CHECK_INTERVAL);
     let mut closing = false;
+    let (mut declaring, mut logged_at): (Option<BoxFuture<'_, ()>>, Option<Instant>) = (None, None);
     let lost = loop {
         if closing && confirms.is_empty() {
             return Ok(());
@@ -217,6 +282,16 @@ async fn run(
                 if let Err(lost) = answered {
                     break lost;
                 }
+                if confirms.take_returned() && declaring.is_none() {
+                    let is_logged = logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
+                    if is_logged {
+                        logged_at = Some(Instant::now());
+                    }
+                    declaring = Some(Box::pin(declare_again(setup, link, state, is_logged)));
+                }
+            }
+            () = async { if let Some(declaring) = &mut declaring { declaring.await } else { pending().await } } => {
+                declaring = None;
             }
             request = requests.recv(), if !closing => match request {
                 None => closing = true,
@@ -228,6 +303,8 @@ async fn run(
                 }
             },
             event = events.next() => match event {
+                // Of the channel on which everything is declared again. If this one is lost as well, `check` notices.
+                Some(Event::Error(error)) if declaring.is_some() && broker_error(&error).is_some() => {}
                 Some(Event::Error(error)) => break ChannelLost(error.to_string()),
                 None => break ChannelLost("the connection has ended".to_owned()),
                 Some(Event::ConnectionBlocked(reason)) => {

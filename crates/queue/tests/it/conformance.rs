@@ -171,7 +171,7 @@ pub async fn marker_stays_behind_the_batches_of_a_consumer_that_is_gone(harness:
         first.ack(&[deliveries[1].tag]).await.unwrap();
         let more = receive(&mut *first, 1).await;
         assert_eq!(payloads(&more), batches(1, [5]));
-        queue.publish_marker(Marker { incarnation: 9 }).await.unwrap();
+        queue.publish_marker(Marker::Rebuild { incarnation: 9 }).await.unwrap();
         publish(&*queue, 1, 20..25).await;
         if closes {
             first.close().await;
@@ -187,7 +187,7 @@ pub async fn marker_stays_behind_the_batches_of_a_consumer_that_is_gone(harness:
         let partition = deliveries[0].partition;
         let in_partition: Vec<_> =
             arrived.into_iter().filter(|d| d.partition == partition).map(|d| d.payload).collect();
-        let marker = vec![Payload::Marker(Marker { incarnation: 9 })];
+        let marker = vec![Payload::Marker(Marker::Rebuild { incarnation: 9 })];
         let in_order = [batches(1, (0..20).filter(|&n| n != 1)), marker, batches(1, 20..25)].concat();
         assert_eq!(in_partition, in_order, "closes: {closes}, has_standby: {has_standby}");
     }
@@ -196,7 +196,8 @@ pub async fn marker_stays_behind_the_batches_of_a_consumer_that_is_gone(harness:
 pub async fn marker_goes_through_every_partition(harness: &dyn Harness) {
     let ledger = unique_ledger();
     let queue = harness.connect(&ledger).await;
-    let marker = Marker { incarnation: u64::MAX };
+    // The largest that a ledger has.
+    let marker = Marker::Rebuild { incarnation: u64::MAX >> 1 };
     queue.publish_marker(marker).await.unwrap();
     let mut consumer = queue.consume(10).await.unwrap();
     let deliveries = receive(&mut *consumer, usize::from(queue.partitions())).await;
@@ -306,12 +307,18 @@ pub async fn message_that_no_queue_takes_is_not_confirmed(harness: &dyn Harness)
     let error = queue.publish(&batch(1, 1)).await.unwrap_err();
     assert_eq!(error, QueueError::Unroutable);
     assert!(!error.may_be_queued());
-    assert!(queue.publish_marker(Marker { incarnation: 1 }).await.is_err());
-    // A client that connects declares what is missing.
-    let other = harness.connect(&ledger).await;
-    publish(&*queue, 1, 2..3).await;
-    let mut consumer = other.consume(10).await.unwrap();
+    // What is missing is declared again.
+    until("a message is confirmed", async || queue.publish(&batch(1, 2)).await.is_ok()).await;
+    until("the queue is ready", async || queue.is_ready()).await;
+    let mut consumer = queue.consume(10).await.unwrap();
     assert_eq!(payloads(&receive(&mut *consumer, 1).await), batches(1, [2]));
+    consumer.close().await;
+    for partition in 0..queue.partitions() {
+        harness.delete_partition(&ledger, partition).await;
+    }
+    assert!(queue.publish_marker(Marker::Rebuild { incarnation: 1 }).await.is_err());
+    until("a marker is confirmed", async || queue.publish_marker(Marker::Rebuild { incarnation: 1 }).await.is_ok())
+        .await;
 }
 
 pub async fn waiting_for_a_delivery_can_be_cancelled(harness: &dyn Harness) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::FieldTable;
 use stampede_queue::rabbitmq::{Config, ConnectError, QueueType, RabbitMq, Tls, TlsFiles};
-use stampede_queue::{Marker, OrderQueue, Payload, QueueError, Tag};
+use stampede_queue::{Marker, OrderQueue, Payload, QueueError, Tag, UnreadyReason};
 use stampede_testkit::proxy::{Fault, Proxy};
 use stampede_testkit::redis::tls::Certificates;
 use stampede_testkit::{rabbitmq, until};
@@ -150,7 +150,7 @@ async fn server_and_client_verify_each_other_over_tls() {
     }
 }
 
-/// Half of the messages go to a queue that does not exist. None of those is confirmed, whatever else is under way.
+/// Half of the messages reach no queue, until an operator has corrected that. None of those is confirmed, whatever else is under way.
 #[tokio::test(flavor = "multi_thread")]
 async fn returned_messages_are_told_from_confirmed_ones() {
     const PUBLISHERS: i64 = 40;
@@ -171,7 +171,7 @@ async fn returned_messages_are_told_from_confirmed_ones() {
     ack_all(&mut *consumer, &deliveries).await;
     consumer.close().await;
     let [Some(kept), Some(deleted)] = sale_of else { panic!("{sale_of:?}") };
-    broker.delete_partition(&ledger, 1).await;
+    broker.declare_otherwise(&ledger, 1).await;
 
     // Confirms of stored messages arrive between returns and the confirms of returned ones.
     let publishers: Vec<_> = (0..PUBLISHERS)
@@ -200,7 +200,9 @@ async fn returned_messages_are_told_from_confirmed_ones() {
     }
     assert!(confirmed > 0 && returned > 0, "{confirmed} confirmed, {returned} returned");
     assert_eq!(stored, PUBLISHERS * EACH / 2);
-    // Asking for the depth declares the missing queue.
+    until("the queue says why", async || queue.unready_reason() == Some(UnreadyReason::DeclaredOtherwise)).await;
+    broker.delete_partition(&ledger, 1).await;
+    until("everything is declared again", async || queue.is_ready()).await;
     assert_eq!(queue.depth().await.unwrap().waiting, u64::try_from(stored).unwrap());
     queue.publish(&batch(deleted, 1000)).await.unwrap();
 }
@@ -364,7 +366,7 @@ async fn blocked_broker_is_busy_and_consumers_go_on() {
     until("publishers are blocked", async || matches!(queue.publish(&batch(1, 3)).await, Err(QueueError::Busy(_))))
         .await;
     assert!(!queue.is_ready());
-    assert!(queue.publish_marker(Marker { incarnation: 1 }).await.is_err());
+    assert!(queue.publish_marker(Marker::Rebuild { incarnation: 1 }).await.is_err());
     let mut consumer = queue.consume(10).await.unwrap();
     let deliveries = receive(&mut *consumer, 3).await;
     ack_all(&mut *consumer, &deliveries).await;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lapin::options::{BasicPublishOptions, QueueDeleteOptions};
+use lapin::options::{BasicPublishOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 use stampede_queue::OrderQueue;
 use stampede_queue::rabbitmq::{Config, QueueType, RabbitMq};
@@ -80,6 +81,17 @@ impl Broker {
         let (_connection, channel) = self.channel().await;
         let name = format!("stampede.{ledger}.orders.{partition}");
         channel.queue_delete(name.into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+}
+
+impl Broker {
+    /// Replaces the queue of a partition by one that no message reaches and that this crate refuses.
+    pub async fn declare_otherwise(&self, ledger: &str, partition: u16) {
+        self.delete_partition(ledger, partition).await;
+        let (_connection, channel) = self.channel().await;
+        let name = format!("stampede.{ledger}.orders.{partition}");
+        let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+        channel.queue_declare(name.into(), options, FieldTable::default()).await.unwrap();
     }
 }
 

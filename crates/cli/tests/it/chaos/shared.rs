@@ -8,7 +8,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use stampede_core::SaleId;
 use stampede_proof::check::Rules;
-use stampede_testkit::{Client, proxy, redis, until};
+use stampede_testkit::{Client, FakeClock, proxy, redis, until};
 
 use crate::cluster::{Cluster, Round, Servers};
 use crate::recovery::replicas::Replica;
@@ -17,6 +17,9 @@ use crate::shop::{Kind, TOKEN};
 use super::for_minutes;
 
 const NODES: usize = 3;
+/// How far ids may be from the times of orders while all clocks are right, and if one was wrong by an hour.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
+const MAX_WRONG_CLOCK_SKEW: Duration = Duration::from_secs(2 * 3600 + 60);
 /// Rounds of one seed.
 const ROUNDS: u64 = 4;
 
@@ -28,11 +31,15 @@ enum Fault {
     DatabaseKilled,
     /// SIGSTOP, then SIGCONT.
     DatabasePaused,
+    /// The clock of the database server jumps by this many seconds, and back.
+    DatabaseClock(i64),
     /// A fault of the connection between a node and Redis.
     RedisWire(usize, proxy::Fault),
     /// SIGKILL, then a restart without data.
     RedisKilled,
     RedisPaused,
+    /// The clock of Redis jumps by this many seconds, and back.
+    RedisClock(i64),
     /// A key of the sale is deleted.
     KeyLost(&'static str),
     /// The scripts of the gate are deleted.
@@ -61,13 +68,16 @@ enum Part {
     Operator,
 }
 
-const FAULTS: [fn(&mut StdRng) -> Fault; 17] = [
+const FAULTS: [fn(&mut StdRng) -> Fault; 19] = [
     |rng| Fault::DatabaseWire(node(rng), wire(rng)),
     |_| Fault::DatabaseKilled,
     |_| Fault::DatabasePaused,
+    |rng| Fault::DatabaseClock(rng.random_range(-3600..3600)),
     |rng| Fault::RedisWire(node(rng), wire(rng)),
     |_| Fault::RedisKilled,
     |_| Fault::RedisPaused,
+    // Not beyond the end of the sale: a time that Redis has seen is never taken back.
+    |rng| Fault::RedisClock(rng.random_range(-3600..600)),
     |rng| Fault::KeyLost(["sale", "live", "out"][rng.random_range(0..3)]),
     |_| Fault::ScriptsLost,
     |_| Fault::Promoted,
@@ -93,8 +103,9 @@ fn wire(rng: &mut StdRng) -> proxy::Fault {
 impl Fault {
     const fn part(self) -> Part {
         match self {
-            Self::DatabaseWire(..) | Self::DatabaseKilled | Self::DatabasePaused => Part::Database,
-            Self::RedisWire(..) | Self::RedisKilled | Self::RedisPaused => Part::Redis,
+            Self::DatabaseWire(..) | Self::DatabaseKilled => Part::Database,
+            Self::DatabasePaused | Self::DatabaseClock(_) => Part::Database,
+            Self::RedisWire(..) | Self::RedisKilled | Self::RedisPaused | Self::RedisClock(_) => Part::Redis,
             Self::KeyLost(_) | Self::ScriptsLost | Self::Promoted => Part::Redis,
             Self::NodeKilled(_) | Self::NodeAborted(..) | Self::NodePaused(_) | Self::NodeClock(..) => Part::Node,
             Self::ToppedUp(_) | Self::PausedAndResumed(_) | Self::Rebuilt(_) | Self::Reconciled(_) => Part::Operator,
@@ -102,9 +113,13 @@ impl Fault {
     }
 
     /// Not with another one: a node that is started again needs all servers; one whose clock is wrong gives the marks that a rebuild
-    /// records a wrong time; a pause that is not answered may come after the sale was resumed.
+    /// records a wrong time, and of three clocks only one may be wrong; a pause that is not answered may come after the sale was resumed.
     const fn is_alone(self) -> bool {
-        matches!(self, Self::NodeAborted(..) | Self::NodeClock(..) | Self::PausedAndResumed(_))
+        self.is_of_a_clock() || matches!(self, Self::NodeAborted(..) | Self::PausedAndResumed(_))
+    }
+
+    const fn is_of_a_clock(self) -> bool {
+        matches!(self, Self::NodeClock(..) | Self::RedisClock(_) | Self::DatabaseClock(_))
     }
 
     /// One fault, or two of different parts.
@@ -122,6 +137,11 @@ impl Fault {
 struct Chaos {
     cluster: Cluster,
     replica: Replica,
+    /// Of Redis and its replica.
+    redis_clock: FakeClock,
+    database_clock: FakeClock,
+    /// How far ids may be from the times of orders. After the clock of the database was wrong, nodes have leases of that time.
+    max_clock_skew: Duration,
     /// Request ids of top-ups.
     top_ups: u32,
 }
@@ -133,9 +153,13 @@ impl Chaos {
             command.env("STAMPEDE__RECONCILE__CONFIRM_AFTER_MS", "1000");
             command
         };
-        let cluster = Cluster::start_with(Servers::with_own_database(kind), NODES, reconciling).await;
-        let replica = Replica::attach(&cluster, redis::start().unwrap()).await;
-        Self { cluster, replica, top_ups: 0 }
+        let (redis_clock, database_clock) = (FakeClock::new().unwrap(), FakeClock::new().unwrap());
+        let new_redis = || redis::start_with_clock(&redis_clock).unwrap();
+        let database = Some(kind.own_server_with_clock(&database_clock));
+        let servers = Servers { kind, redis: new_redis(), database };
+        let cluster = Cluster::start_with(servers, NODES, reconciling).await;
+        let replica = Replica::attach(&cluster, new_redis()).await;
+        Self { cluster, replica, redis_clock, database_clock, max_clock_skew: MAX_CLOCK_SKEW, top_ups: 0 }
     }
 
     /// Sends a request of an operator. Whether a node can answer it depends on the other faults.
@@ -150,9 +174,11 @@ impl Chaos {
             Fault::DatabaseWire(n, fault) => cluster.to_database[n].set(fault),
             Fault::DatabaseKilled => cluster.database.as_ref().unwrap().kill().unwrap(),
             Fault::DatabasePaused => cluster.database.as_ref().unwrap().signal("STOP").unwrap(),
+            Fault::DatabaseClock(offset_s) => self.database_clock.set(offset_s).unwrap(),
             Fault::RedisWire(n, fault) => cluster.to_redis[n].set(fault),
             Fault::RedisKilled => cluster.nodes.redis.kill().unwrap(),
             Fault::RedisPaused => cluster.nodes.redis.signal("STOP").unwrap(),
+            Fault::RedisClock(offset_s) => self.redis_clock.set(offset_s).unwrap(),
             Fault::KeyLost(part) => {
                 // It is missing while the gate is rebuilt.
                 if let Some(key) = cluster.key(sale, part) {
@@ -186,9 +212,11 @@ impl Chaos {
             Fault::DatabaseWire(n, fault) => heal(&cluster.to_database[n], fault),
             Fault::DatabaseKilled => cluster.database.as_ref().unwrap().restart().unwrap(),
             Fault::DatabasePaused => cluster.database.as_ref().unwrap().signal("CONT").unwrap(),
+            Fault::DatabaseClock(_) => self.database_clock.set(0).unwrap(),
             Fault::RedisWire(n, fault) => heal(&cluster.to_redis[n], fault),
             Fault::RedisKilled => cluster.nodes.redis.restart().unwrap(),
             Fault::RedisPaused => cluster.nodes.redis.signal("CONT").unwrap(),
+            Fault::RedisClock(_) => self.redis_clock.set(0).unwrap(),
             Fault::Promoted => {
                 self.replica.promote(cluster);
                 self.replica.attach_again(cluster);
@@ -217,11 +245,14 @@ impl Chaos {
             tokio::time::sleep(Duration::from_millis(rng.random_range(100..1_000))).await;
         }
         faults.sort_by_key(|fault| fault.part());
-        let has_clock = faults.iter().any(|fault| matches!(fault, Fault::NodeClock(..)));
+        let has_clock = faults.iter().any(|fault| fault.is_of_a_clock());
+        if faults.iter().any(|fault| matches!(fault, Fault::DatabaseClock(_))) {
+            self.max_clock_skew = MAX_WRONG_CLOCK_SKEW;
+        }
         for fault in faults {
             self.end_fault(fault, round.sale).await;
         }
-        let max_clock_skew = Duration::from_secs(if has_clock { 3600 + 60 } else { 1 });
+        let max_clock_skew = if has_clock { MAX_WRONG_CLOCK_SKEW } else { self.max_clock_skew };
         self.cluster.until_selling(&round).await;
         self.cluster.end_with(Rules { max_clock_skew, ..Rules::default() }, round).await;
     }

@@ -1,22 +1,46 @@
 //! The tier `queued`: several node processes, one gate in Redis whose outbox is the queue, and consumers that record the orders.
-//! [`runs`]: what every queue passes; [`rabbitmq`]: with RabbitMQ as the queue; [`stories`]: what a simpler protocol would do wrong.
+//!
+//! - [`runs`]: what every queue passes; [`checks`]: `stampede check` while orders wait in the queue
+//! - [`rabbitmq`]: with RabbitMQ as the queue; [`rabbitmq_tls`]: over TLS; [`returned`]: it returns messages; [`late_confirms`]: it confirms
+//!   messages too late; [`late_messages`]: messages of sales that the gate or the ledger does not have any more
+//! - [`streams`]: entries of the outbox that are delivered twice or cannot be read, an outbox that is full, lost, or read again after
+//!   a crash; [`late_admissions`]: Redis answers too late
+//! - [`stopping`]: a consumer is stopped in the middle of a batch; [`readiness`]: what `/readyz` says without the database
+//! - [`stuck`]: the database records nothing of one sale; [`poison`]: it rejects single orders
+//! - [`tier_changes`]: another tier is started while orders are in the queue
+//! - [`rebuilds`]: the gate is rebuilt while orders are in the queue; [`stories`]: what a simpler protocol would do wrong
 
-mod rabbitmq;
+mod checks;
+mod late_admissions;
+mod late_confirms;
+mod late_messages;
+mod poison;
+pub mod rabbitmq;
+mod rabbitmq_tls;
+mod readiness;
+mod rebuilds;
+mod returned;
 mod runs;
+mod stopping;
 mod stories;
+mod streams;
+mod stuck;
+mod tier_changes;
 
+use std::cell::RefCell;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
-use stampede_testkit::{Server, count, redis, until};
+use stampede_testkit::{Client, Process, Server, count, redis, until};
 
 use self::runs::Queue;
-use crate::shared::{Nodes, refused};
-use crate::shop::{Buyer, Kind, Shop, Storage, TOKEN, command};
+use crate::shared::{Nodes, demo_starts_and_stops_everything, refused};
+use crate::shop::{Kind, Shop, Storage, TOKEN, command};
 
 /// A node that serves buyers and records nothing.
 fn without_consumer(command: Command) -> Command {
@@ -37,9 +61,9 @@ fn start(kind: Kind, nodes: usize) -> Nodes {
 }
 
 /// The command of a process that records orders.
-fn consumer_command(storage: &Storage, redis: &Server) -> Command {
+fn consumer_command(storage: &Storage, redis: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stampede"));
-    command.args(["work", "--tier", "queued", "--listen", "127.0.0.1:0", "--redis", &redis::url(redis.port())]);
+    command.args(["work", "--tier", "queued", "--listen", "127.0.0.1:0", "--redis", redis]);
     command.args(["--database", &storage.url(), "--data-dir"]).arg(storage.path());
     command.env("STAMPEDE_ADMIN_TOKEN", TOKEN).env("STAMPEDE__LOG__LEVEL", "error");
     command
@@ -59,7 +83,8 @@ impl Consumers {
     /// Starts processes whose commands are changed by `change`.
     fn start_with(nodes: &Nodes, count: usize, change: impl Fn(Command) -> Command) -> Self {
         let storages: Vec<_> = (0..count).map(|_| Storage::with(Some(nodes.storages[0].url()))).collect();
-        let run = |storage| Shop::run(change(consumer_command(storage, &nodes.redis)));
+        let redis = redis::url(nodes.redis.port());
+        let run = |storage| Shop::run(change(consumer_command(storage, &redis)));
         let shops = storages.iter().map(run).collect();
         Self { shops, _storages: storages }
     }
@@ -83,93 +108,86 @@ async fn one_user_gets_one_order(kind: Kind) {
     runs::one_user_gets_one_order(Queue::Stream, kind).await;
 }
 
-/// An order is shown as pending on every node from the moment it is accepted, to its owner only; then as it is in the ledger.
 async fn an_accepted_order_is_visible_on_every_node(kind: Kind) {
-    let nodes = start(kind, 2);
-    let buyers = nodes.shops[0].log_in(0, 2).await;
-    let sale = nodes.create_sale(5).await;
-    let (one, other) = (&nodes.shops[0], &nodes.shops[1]);
-    let path = format!("/v1/sales/{sale}/orders");
-    let accepted = one.client().await.post(&path, &buyers[0].token, &Value::Null).await.unwrap();
-    assert_eq!((accepted.status.as_u16(), accepted.text("status")), (202, "pending".to_owned()));
-    let location = accepted.header("location").to_owned();
-    assert_eq!(location, format!("/v1/orders/{}?sale={sale}", accepted.text("id")));
-    let ask = async |path: &str, buyer: &Buyer| other.client().await.get(path, &buyer.token).await.unwrap();
-    let pending = ask(&location, &buyers[0]).await;
-    assert_eq!(pending.json(), json!({ "id": accepted.text("id"), "sale_id": sale, "status": "pending" }));
-    assert_eq!(ask(&location, &buyers[1]).await.status, 404, "another user's order is not shown");
-    let other_id = format!("/v1/orders/12345?sale={sale}");
-    assert_eq!(ask(&other_id, &buyers[0]).await.status, 404);
-
-    // The stream of events ends with the order in the ledger.
-    let events = location.replace('?', "/events?");
-    let watching = {
-        let (address, token) = (other.address, buyers[0].token.clone());
-        tokio::spawn(async move {
-            let mut client = stampede_testkit::Client::connect(address).await.unwrap();
-            client.get(&events, &token).await.unwrap()
-        })
-    };
-    let _consumers = Consumers::start(&nodes, 1);
-    let stream = String::from_utf8(watching.await.unwrap().body.to_vec()).unwrap();
-    let states: Vec<Value> =
-        stream.lines().filter_map(|line| line.strip_prefix("data: ")).map(|data| data.parse().unwrap()).collect();
-    let states: Vec<&str> = states.iter().map(|state| state["status"].as_str().unwrap()).collect();
-    assert_eq!(states, ["pending", "unpaid"], "{stream}");
-    assert_eq!(ask(&location, &buyers[0]).await.text("status"), "unpaid");
+    runs::an_accepted_order_is_visible_on_every_node(Queue::Stream, kind).await;
 }
 
-/// Many watchers of orders in the queue cost no query each.
+/// The address of a Redis with a user who may not subscribe.
+fn without_subscription(redis: &Server) -> String {
+    let port = redis.port();
+    redis::ask(port, &["acl", "setuser", "deaf", "on", ">word", "~*", "&*", "+@all", "-subscribe"]).unwrap();
+    format!("redis://deaf:word@127.0.0.1:{port}/")
+}
+
+/// A process that records orders finds new sales in the ledger if it hears nothing of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_of_new_sales_are_recorded_by_a_consumer_that_hears_nothing() {
+    const WITHIN: Duration = Duration::from_secs(10);
+    let nodes = start(Kind::Postgres, 1);
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let consumer = Shop::run(consumer_command(&storage, &without_subscription(&nodes.redis)));
+    let refusals = || redis::ask(nodes.redis.port(), &["acl", "log"]).unwrap();
+    until("it may not subscribe", async || refusals().contains("deaf")).await;
+    let buyers = nodes.shops[0].log_in(0, 3).await;
+    for _ in 0..2 {
+        let (sale, history) = (nodes.create_sale(3).await, Arc::new(Recorder::default()));
+        nodes.storm(&history, sale, &buyers, 1).await;
+        assert_eq!(history.count(Response::Pending), 3);
+        let took = until("the orders are recorded", async || rabbitmq::rows(&nodes, sale).await == 3).await;
+        assert!(took < WITHIN, "{took:?}");
+        assert_eq!(nodes.verify(&history, sale).await, 3);
+    }
+    assert!(consumer.stop().success());
+}
+
+/// An order of a sale that was created a moment ago is found on a node that has not heard of the sale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_accepted_order_of_a_new_sale_is_visible_on_every_node() {
+    let nodes = start(Kind::Postgres, 1);
+    // This node reads the ledger once a second, and hears nothing in between.
+    let redis = without_subscription(&nodes.redis);
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let mut second = without_consumer(command(&storage));
+    second.args(["--redis", &redis]);
+    let second = Shop::run(second);
+    let buyer = second.log_in(0, 1).await.remove(0);
+    let (mut client, mut watching) = (second.client().await, Vec::new());
+    // A few, because the node may read the ledger at this very moment.
+    for n in 0..6 {
+        let sale = nodes.shops[0].create_sale(1).await;
+        let path = format!("/v1/sales/{sale}/orders");
+        let accepted = nodes.shops[0].client().await.post(&path, &buyer.token, &Value::Null).await.unwrap();
+        assert_eq!(accepted.status, 202, "{accepted:?}");
+        let location = accepted.header("location").to_owned();
+        if n % 2 == 0 {
+            let shown = client.get(&location, &buyer.token).await.unwrap();
+            assert_eq!((shown.status.as_u16(), shown.text("status")), (200, "pending".to_owned()), "{shown:?}");
+            continue;
+        }
+        let (address, token) = (second.address, buyer.token.clone());
+        let watch = tokio::spawn(async move {
+            let mut client = Client::connect(address).await.unwrap();
+            client.get(&location.replace('?', "/events?"), &token).await.unwrap()
+        });
+        let is_watched = async || second.metric("stampede_queue_watched_orders").await > watching.len() as f64;
+        until("the order is watched", async || watch.is_finished() || is_watched().await).await;
+        watching.push(watch);
+    }
+    let unknown = client.get("/v1/orders/12345?sale=54321", &buyer.token).await.unwrap();
+    assert_eq!((unknown.status.as_u16(), unknown.text("code")), (404, "no_such_order".to_owned()));
+    let _consumers = Consumers::start(&nodes, 1);
+    for watch in watching {
+        let stream = String::from_utf8(watch.await.unwrap().body.to_vec()).unwrap();
+        assert!(stream.contains("pending") && stream.contains("unpaid"), "{stream}");
+    }
+}
+
 async fn watchers_share_their_queries(kind: Kind) {
-    let watchers = count(2000, 100);
-    let nodes = start(kind, 1);
-    let buyers = nodes.shops[0].log_in(0, watchers).await;
-    let sale = nodes.create_sale(watchers as u32).await;
-    let history = Arc::new(Recorder::default());
-    for some in buyers.chunks(500) {
-        nodes.storm(&history, sale, some, 1).await;
-    }
-    let watching: Vec<_> = history
-        .ended()
-        .into_iter()
-        .map(|attempt| {
-            let token = buyers.iter().find(|buyer| buyer.id == attempt.user).unwrap().token.clone();
-            let path = format!("/v1/orders/{}/events?sale={sale}", attempt.order.unwrap());
-            let address = nodes.shops[0].address;
-            tokio::spawn(async move {
-                let mut client = stampede_testkit::Client::connect(address).await.unwrap();
-                client.get(&path, &token).await.unwrap()
-            })
-        })
-        .collect();
-    until("everyone watches", async || nodes.shops[0].metric("stampede_queue_watched_orders").await == watchers as f64)
-        .await;
-    let before = nodes.shops[0].metric("stampede_queue_watch_queries_total").await;
-    let _consumers = Consumers::start(&nodes, 1);
-    for task in watching {
-        let reply = task.await.unwrap();
-        assert!(String::from_utf8(reply.body.to_vec()).unwrap().contains("unpaid"));
-    }
-    let queries = nodes.shops[0].metric("stampede_queue_watch_queries_total").await - before;
-    assert!(queries < 30.0, "{queries} queries for {watchers} watchers");
+    runs::watchers_share_their_queries(Queue::Stream, kind).await;
 }
 
-/// With `answer_after = "ledger"` a buyer is answered when another process has recorded the order.
 async fn buyers_can_wait_for_the_ledger(kind: Kind) {
-    // The first node records for both. (It needs that for its demonstration data.)
-    let nodes = Nodes::start_on(kind, redis::start_durable().unwrap(), 2, |n, command| {
-        let mut command = if n == 0 { queued(command) } else { without_consumer(command) };
-        command.env("STAMPEDE__QUEUE__ANSWER_AFTER", "ledger");
-        command
-    });
-    let everyone = nodes.shops[0].log_in(0, 60).await;
-    let sale = nodes.create_sale(20).await;
-    let history = Arc::new(Recorder::default());
-    nodes.storm(&history, sale, &everyone, 2).await;
-    assert_eq!(history.count(Response::Created), 20);
-    assert_eq!(history.count(Response::Pending), 0);
-    assert_eq!(history.count(Response::Unknown), 0);
-    assert_eq!(nodes.verify(&history, sale).await, 20);
+    runs::buyers_can_wait_for_the_ledger(Queue::Stream, kind).await;
 }
 
 /// Orders are cancelled as soon as they are accepted, and bought again.
@@ -253,6 +271,10 @@ async fn selling_goes_on_while_the_database_is_away(kind: Kind) {
     runs::selling_goes_on_while_the_database_is_away(Queue::Stream, kind).await;
 }
 
+async fn owners_are_refused_at_once_while_the_database_hangs(kind: Kind) {
+    runs::owners_are_refused_at_once_while_the_database_hangs(Queue::Stream, kind).await;
+}
+
 /// A Redis without an append-only file is refused unless the settings allow it, and so is `work` in another tier.
 #[test]
 fn unsuitable_settings_are_refused() {
@@ -274,9 +296,47 @@ fn unsuitable_settings_are_refused() {
     assert!(error.contains("only the tiers queued and shielded have a queue"), "{error}");
 }
 
+/// A process that records orders prints only addresses that it serves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_prints_the_addresses_that_it_serves() {
+    let nodes = start(Kind::Postgres, 1);
+    let storage = Storage::with(Some(nodes.storages[0].url()));
+    let mut process = Process::start(consumer_command(&storage, &redis::url(nodes.redis.port()))).unwrap();
+    let printed = RefCell::new(Vec::new());
+    let end = process.wait_for(Duration::from_secs(60), |line| {
+        printed.borrow_mut().push(line.to_owned());
+        line.contains("database").then_some(())
+    });
+    end.unwrap();
+    let printed = printed.into_inner().join("\n");
+    let mut urls = Vec::new();
+    for line in printed.lines().filter(|line| line.contains("://127.0.0.1")) {
+        let (_, rest) = line.split_once("://").unwrap();
+        let (address, paths) = rest.split_once('/').unwrap();
+        let paths = format!("/{paths}");
+        let paths = paths.split([',', ' ']).filter(|word| word.starts_with('/') && !word.contains("token"));
+        urls.extend(paths.map(|path| (address.to_owned(), path.to_owned())));
+    }
+    assert_eq!(urls.len(), 3, "{printed}");
+    for (address, path) in urls {
+        let mut client = Client::connect(address.parse().unwrap()).await.unwrap();
+        assert_eq!(client.get(&path, TOKEN).await.unwrap().status, 200, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn demo_sells_and_leaves_nothing_behind() {
+    demo_starts_and_stops_everything(&["--tier", "queued"], 2, 202).await;
+}
+
 #[test]
 fn load_test_finds_no_violation() {
     runs::load_test_finds_no_violation(&["--database", "postgres"]);
+}
+
+#[test]
+fn drain_is_compared_with_raw_inserts() {
+    runs::drain_is_compared_with_raw_inserts(&["--database", "postgres"]);
 }
 
 on_each_database!(
@@ -294,3 +354,5 @@ on_each_database!(
     accepted_orders_survive_the_loss_of_one_key,
     selling_goes_on_while_the_database_is_away
 );
+
+on_each_database!(@module on_postgres, Postgres, owners_are_refused_at_once_while_the_database_hangs);

@@ -1,46 +1,56 @@
 //! Stories in which a simpler protocol would lose an accepted order or sell too many, on Redis Streams.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use stampede_core::{SaleId, SalePhase};
+use stampede_core::{OrderId, Sale, SaleId, SalePhase};
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Client, redis, until};
+use tempfile::TempDir;
 
-use super::{Consumers, queued, start};
+use super::{Consumers, outbox, queued, start};
 use crate::quarantine::{accept_orders_again, execute, quarantine, reject_orders_of};
-use crate::shared::Nodes;
-use crate::shop::{Kind, Shop, TOKEN, read_only};
+use crate::shared::{Nodes, entries};
+use crate::shop::{Buyer, Kind, Shop, TOKEN, read_only};
 
-/// The state of a sale in the gate.
-fn state(nodes: &Nodes, sale: SaleId) -> String {
+/// A field of a sale in the gate.
+fn field(nodes: &Nodes, sale: SaleId, name: &str) -> String {
     let key = redis::ask(nodes.redis.port(), &["keys", &format!("stampede:*:{{{sale}}}:sale")]).unwrap();
-    redis::ask(nodes.redis.port(), &["hget", key.trim(), "state"]).unwrap().trim().to_owned()
+    redis::ask(nodes.redis.port(), &["hget", key.trim(), name]).unwrap().trim().to_owned()
+}
+
+fn state(nodes: &Nodes, sale: SaleId) -> String {
+    field(nodes, sale, "state")
 }
 
 /// Begins a rebuild on a node, which goes on in the background.
-fn rebuild(shop: &Shop) -> tokio::task::JoinHandle<u16> {
+pub(super) fn rebuild(shop: &Shop) -> tokio::task::JoinHandle<u16> {
     let address = shop.address;
     tokio::spawn(async move {
         let mut client = Client::connect(address).await.unwrap();
-        client.post("/admin/v1/gate/rebuild", TOKEN, &Value::Null).await.unwrap().status.as_u16()
+        let reply = client.post("/admin/v1/gate/rebuild", TOKEN, &Value::Null).await.unwrap();
+        eprintln!("rebuild: {reply:?}");
+        reply.status.as_u16()
     })
 }
 
-async fn total(nodes: &Nodes, sale: SaleId) -> usize {
+/// A sale as the ledger has it.
+async fn in_ledger(nodes: &Nodes, sale: SaleId) -> Sale {
     let ledger = read_only(&nodes.storages[0]).await;
     let sale = ledger.sale(sale).await.unwrap().unwrap();
     ledger.close().await;
-    sale.total as usize
+    sale
 }
 
-async fn phase(nodes: &Nodes, sale: SaleId) -> SalePhase {
-    let ledger = read_only(&nodes.storages[0]).await;
-    let sale = ledger.sale(sale).await.unwrap().unwrap();
-    ledger.close().await;
-    sale.phase
+async fn total(nodes: &Nodes, sale: SaleId) -> usize {
+    in_ledger(nodes, sale).await.total as usize
+}
+
+pub(super) async fn phase(nodes: &Nodes, sale: SaleId) -> SalePhase {
+    in_ledger(nodes, sale).await.phase
 }
 
 /// A sale is edited while it is closed for a rebuild: the edit does not open it, and holds afterwards.
@@ -75,7 +85,7 @@ async fn an_edit_during_a_rebuild_does_not_open_the_sale(kind: Kind) {
     assert_eq!(nodes.verify(&history, sale).await, 12);
 }
 
-/// Redis loses the marks, and the sale is reduced before that is noticed: the reduction takes away nothing that is sold.
+/// Redis loses the marks, and the sale is reduced before the gate is rebuilt: the reduction takes away nothing that is sold.
 async fn a_reduction_after_the_marks_are_lost_takes_nothing_that_is_sold(kind: Kind) {
     let nodes = start(kind, 1);
     let everyone = nodes.shops[0].log_in(0, 20).await;
@@ -83,10 +93,22 @@ async fn a_reduction_after_the_marks_are_lost_takes_nothing_that_is_sold(kind: K
     let history = Arc::new(Recorder::default());
     nodes.storm(&history, sale, &everyone[..10], 1).await;
     assert_eq!(history.count(Response::Pending), 10);
-    let key = redis::ask(nodes.redis.port(), &["keys", &format!("stampede:*:{{{sale}}}:live")]).unwrap();
-    redis::ask(nodes.redis.port(), &["del", key.trim()]).unwrap();
+    let incarnation = async || nodes.shops[0].metric("stampede_gate_incarnation").await;
+    let before = (incarnation().await, field(&nodes, sale, "inc"));
+    let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap();
+    // A Redis that evicts keys is not rebuilt, however soon the node notices the loss.
+    ask(&["config", "set", "maxmemory-policy", "allkeys-lru"]);
+    let key = ask(&["keys", &format!("stampede:*:{{{sale}}}:live")]);
+    assert_eq!(ask(&["del", key.trim()]).trim(), "1");
     let reduce = json!({ "remove": 8, "request_id": "after-the-loss" });
-    nodes.shops[0].admin(&format!("sales/{sale}/reduce"), &reduce).await;
+    let reduced = nodes.shops[0].admin(&format!("sales/{sale}/reduce"), &reduce).await;
+    assert_eq!((reduced.status.as_u16(), reduced.text("code").as_str()), (503, "outcome_unknown"));
+    assert_eq!((incarnation().await, field(&nodes, sale, "inc")), before, "the gate is not being rebuilt");
+    let in_gate = ["state", "epoch", "ver", "cap"].map(|name| field(&nodes, sale, name));
+    assert_eq!(in_gate, ["on_sale", "1", "1", "12"], "the edit has written nothing");
+    let reduced = in_ledger(&nodes, sale).await;
+    assert_eq!((reduced.version, reduced.cap, reduced.total), (2, 4, 12), "fewer than were sold");
+    ask(&["config", "set", "maxmemory-policy", "noeviction"]);
     let _consumers = Consumers::start(&nodes, 1);
     until("the gate is rebuilt", async || {
         phase(&nodes, sale).await == SalePhase::Open
@@ -99,9 +121,56 @@ async fn a_reduction_after_the_marks_are_lost_takes_nothing_that_is_sold(kind: K
     assert_eq!(sold, total(&nodes, sale).await);
 }
 
-/// The database rejects an accepted order while its consumer is paused and the gate is rebuilt. The order keeps its stock in quarantine, is
-/// recorded when it is retried, and stays dead once its user has cancelled it.
-async fn a_quarantined_order_survives_a_rebuild(kind: Kind) {
+/// A consumer that has read orders and is held before it records them.
+struct HeldConsumer {
+    consumers: Consumers,
+    /// Exists while it is held.
+    file: PathBuf,
+    _directory: TempDir,
+}
+
+impl HeldConsumer {
+    /// Starts a consumer that is held before it records anything.
+    async fn start(nodes: &Nodes) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let armed = directory.path().join("record");
+        std::fs::write(&armed, "").unwrap();
+        let consumers = Consumers::start_with(nodes, 1, |mut command: Command| {
+            command.env("STAMPEDE_FAILPOINTS", format!("record.begin=hold:{}", armed.display()));
+            // One thread is held.
+            command.env("TOKIO_WORKER_THREADS", "4");
+            command
+        });
+        let held = Self { consumers, file: armed.with_extension("reached"), _directory: directory };
+        until("the consumer is held", async || held.is_held()).await;
+        held
+    }
+
+    fn is_held(&self) -> bool {
+        self.file.exists()
+    }
+
+    /// The consumer records what it has read, and stops.
+    fn wake_and_stop(self) {
+        assert!(self.is_held());
+        std::fs::remove_file(&self.file).unwrap();
+        self.consumers.stop();
+    }
+}
+
+/// A sale of four, of which three are sold. The order of the first buyer is in quarantine.
+struct Quarantined {
+    nodes: Nodes,
+    everyone: Vec<Buyer>,
+    sale: SaleId,
+    history: Arc<Recorder>,
+    order: OrderId,
+    /// It has read the three orders, and records them under the old epoch when it wakes up.
+    held: HeldConsumer,
+}
+
+/// The database rejects an accepted order, and the gate is rebuilt while a consumer that has read the order is held.
+async fn rebuild_with_a_rejected_order(kind: Kind) -> Quarantined {
     let nodes = Nodes::start_on(kind, redis::start_durable().unwrap(), 1, |_, command| {
         let mut command = queued(command);
         command.env("STAMPEDE__QUEUE__CONSUME", "false").env("STAMPEDE__BUY__QUARANTINE_AFTER_MS", "1000");
@@ -109,51 +178,76 @@ async fn a_quarantined_order_survives_a_rebuild(kind: Kind) {
     });
     let everyone = nodes.shops[0].log_in(0, 6).await;
     let sale = nodes.create_sale(4).await;
+    // Otherwise the orders of the demonstration data would hold the consumer.
+    let consumers = Consumers::start(&nodes, 1);
+    until("the queue is empty", async || entries(&nodes.redis, "stampede:*:out") == 0).await;
+    consumers.stop();
     let history = Arc::new(Recorder::default());
-    execute(kind, &nodes.storages[0], &reject_orders_of(kind, everyone[0].id)).await;
+    execute(kind, &nodes.storages[0], &reject_orders_of(kind, &[everyone[0].id])).await;
     let mut client = nodes.shops[0].client().await;
     let accepted = history.buy(&mut client, sale, &everyone[0]).await;
     assert_eq!(accepted.response, Response::Pending);
     for buyer in &everyone[1..3] {
         assert_eq!(history.buy(&mut client, sale, buyer).await.response, Response::Pending);
     }
-    // This consumer has read the orders, and records them after the rebuild, under the old epoch.
-    let paused = Consumers::start_with(&nodes, 1, |mut command: Command| {
-        command.env("STAMPEDE_FAILPOINTS", "record.begin=pause:4000");
-        command
-    });
-    let group = redis::ask(nodes.redis.port(), &["keys", &format!("stampede:*:{{{sale}}}:out")]).unwrap();
-    until("the consumer has read the orders", async || {
-        let pending = redis::ask(nodes.redis.port(), &["xpending", group.trim(), "ledger"]).unwrap();
-        pending.lines().next().is_some_and(|count| count.trim() != "0")
-    })
-    .await;
+    let held = HeldConsumer::start(&nodes).await;
+    let key = redis::ask(nodes.redis.port(), &["keys", &outbox(sale)]).unwrap();
+    let pending = redis::ask(nodes.redis.port(), &["xpending", key.trim(), "ledger"]).unwrap();
+    assert_eq!(pending.lines().next(), Some("3"), "the consumer has read the orders: {pending}");
     assert_eq!(rebuild(&nodes.shops[0]).await.unwrap(), 200);
     nodes.wait_until_open(sale).await;
     until("the order is in quarantine", async || quarantine(&nodes.shops[0]).await.len() == 1).await;
     let order = accepted.order.unwrap();
     assert_eq!(quarantine(&nodes.shops[0]).await[0]["id"], json!(order.to_string()));
+    assert!(held.is_held(), "the consumer has slept through the rebuild");
+    Quarantined { nodes, everyone, sale, history, order, held }
+}
+
+/// The order keeps its stock in quarantine, is recorded when it is retried, and stays dead once its user has cancelled it: when the consumer
+/// wakes up that has read it, and after another rebuild.
+async fn a_quarantined_order_survives_a_rebuild(kind: Kind) {
+    let Quarantined { nodes, everyone, sale, history, order, held } = rebuild_with_a_rejected_order(kind).await;
+    let mut client = nodes.shops[0].client().await;
     // Its stock stays taken, and its owner gets the same order.
     let again = history.buy(&mut client, sale, &everyone[0]).await;
     assert_eq!((again.response, again.order), (Response::Pending, Some(order)));
     assert_eq!(history.buy(&mut client, sale, &everyone[3]).await.response, Response::Pending, "the last one");
     assert_eq!(history.buy(&mut client, sale, &everyone[4]).await.response, Response::SoldOut);
-    // The paused consumer wakes up; it changes nothing.
-    paused.stop();
     let _consumers = Consumers::start(&nodes, 1);
     execute(kind, &nodes.storages[0], accept_orders_again(kind)).await;
     let retried = nodes.shops[0].admin(&format!("quarantine/{order}/retry"), &Value::Null).await;
     assert_eq!((retried.status.as_u16(), retried.text("outcome").as_str()), (200, "recorded"));
     let mine = history.buy(&mut client, sale, &everyone[0]).await;
     assert_eq!((mine.response, mine.order), (Response::Already, Some(order)));
-    // Cancelled: another rebuild does not bring it back, and its stock is sold to another user.
     assert_eq!(history.cancel(&mut client, sale, &everyone[0], order).await.response, Response::Cancelled);
+    held.wake_and_stop();
+    let shown = client.get(&format!("/v1/orders/{order}"), &everyone[0].token).await.unwrap();
+    assert_eq!(shown.text("status"), "cancelled");
+    // Another rebuild does not bring it back either, and its stock is sold to another user.
     assert_eq!(rebuild(&nodes.shops[0]).await.unwrap(), 200);
     nodes.wait_until_open(sale).await;
     until("its stock is sold", async || {
         history.buy(&mut client, sale, &everyone[4]).await.response == Response::Already
     })
     .await;
+    assert_eq!(nodes.verify(&history, sale).await, 4);
+}
+
+/// Its user cancels the order while it is in quarantine. It stays dead when the consumer wakes up that has read it, and after another rebuild,
+/// and its stock is sold once.
+async fn a_quarantined_order_can_be_cancelled(kind: Kind) {
+    let Quarantined { nodes, everyone, sale, history, order, held } = rebuild_with_a_rejected_order(kind).await;
+    let mut client = nodes.shops[0].client().await;
+    assert_eq!(history.cancel(&mut client, sale, &everyone[0], order).await.response, Response::Cancelled);
+    assert_eq!(quarantine(&nodes.shops[0]).await, Vec::<Value>::new());
+    held.wake_and_stop();
+    assert_eq!(rebuild(&nodes.shops[0]).await.unwrap(), 200);
+    nodes.wait_until_open(sale).await;
+    let _consumers = Consumers::start(&nodes, 1);
+    for buyer in &everyone[3..5] {
+        assert_eq!(history.buy(&mut client, sale, buyer).await.response, Response::Pending);
+    }
+    assert_eq!(history.buy(&mut client, sale, &everyone[5]).await.response, Response::SoldOut);
     assert_eq!(nodes.verify(&history, sale).await, 4);
 }
 
@@ -216,6 +310,7 @@ on_each_database!(
     @module on_postgres, Postgres,
     an_edit_during_a_rebuild_does_not_open_the_sale,
     a_reduction_after_the_marks_are_lost_takes_nothing_that_is_sold,
+    a_quarantined_order_can_be_cancelled,
     an_unreadable_entry_becomes_a_dead_letter
 );
 

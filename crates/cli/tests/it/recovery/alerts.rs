@@ -6,16 +6,21 @@ use std::time::Duration;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use serde_json::Value;
 use sha2::Sha256;
+use stampede_core::{OrderId, UserId};
+use stampede_proof::history::{Action, Attempt, Response};
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{redis, until};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::quarantine::{execute, quarantine, reject_orders_of};
 use crate::shared::Nodes;
 use crate::shop::{Kind, Shop, Storage, TOKEN, default_settings, ledger};
 
-use super::drift::{findings, key, verify_without_history};
+use super::drift::{findings, key, reconcile};
+
+const SECRET: &str = "a-secret-of-the-operator";
 
 /// Accepts requests, and returns the signature and the body of each.
 async fn receiver() -> (SocketAddr, mpsc::Receiver<(String, String)>) {
@@ -64,7 +69,6 @@ async fn received(
 /// Marks that cannot be released are reported to the webhook and to the phones, once, and are in the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_get_one_alert_for_each_case() {
-    const SECRET: &str = "a-secret-of-the-operator";
     let (alerts, mut alerted) = receiver().await;
     let (messages, mut messaged) = receiver().await;
     let settings = tempfile::NamedTempFile::new().unwrap();
@@ -100,6 +104,10 @@ async fn operators_get_one_alert_for_each_case() {
     let stores = ledger(&nodes.storages[0]).await;
     let now = stampede_core::Clock::now(&stampede_core::SystemClock);
     stores.ledger.cancel(order, buyer.id, now).await.unwrap();
+    // As if the buyer had cancelled it, and the node had died before it answered.
+    let (action, user, start_us) = (Action::Cancel, buyer.id, u64::try_from(now.ms()).unwrap() * 1000);
+    let (end_us, response, order) = (u64::MAX, Response::Unknown, Some(order));
+    history.add(Attempt { action, sale, user, start_us, end_us, response, order });
     // The missing right itself is another case, with an alert of its own.
     let is_other = |body: &str| body.contains("redis_unsuitable");
     let (signature, body) = received(&mut alerted, Duration::from_secs(120), is_other).await;
@@ -125,5 +133,125 @@ async fn operators_get_one_alert_for_each_case() {
     while let Ok((_, body)) = alerted.try_recv() {
         assert!(is_other(&body), "two nodes failed to release it, and one has reported it: {body}");
     }
-    verify_without_history(&nodes, sale).await;
+    assert_eq!(nodes.verify(&history, sale).await, 0);
+}
+
+/// An order stays in quarantine: operators are told again, by one of the nodes, until it is discarded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn case_that_persists_is_told_again() {
+    let (alerts, mut alerted) = receiver().await;
+    let nodes = Nodes::start_with(Kind::Postgres, 2, |_, mut command| {
+        command.env("STAMPEDE__ALERTS__WEBHOOK_URL", format!("http://{alerts}/alerts"));
+        command.env("STAMPEDE_ALERT_SECRET", SECRET);
+        command.env("STAMPEDE__ALERTS__REPEAT_AFTER_MS", "2000");
+        command.env("STAMPEDE__BUY__QUARANTINE_AFTER_MS", "500");
+        command
+    });
+    let buyer = nodes.shops[0].log_in(0, 1).await.remove(0);
+    let sale = nodes.create_sale(5).await;
+    execute(Kind::Postgres, &nodes.storages[0], &reject_orders_of(Kind::Postgres, &[buyer.id])).await;
+    let history = Recorder::default();
+    history.buy(&mut nodes.shops[0].client().await, sale, &buyer).await;
+    for _ in 0..3 {
+        let (_, body) = received(&mut alerted, Duration::from_secs(30), |_| false).await;
+        let told: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(
+            (told["alert"].as_str(), told["about"].as_str()),
+            (Some("quarantined"), Some(&*format!("sale {sale}")))
+        );
+    }
+    let order = quarantine(&nodes.shops[0]).await.remove(0)["id"].as_str().unwrap().to_owned();
+    let discarded = nodes.shops[0].admin(&format!("quarantine/{order}/discard"), &Value::Null).await;
+    assert_eq!(discarded.status, 200, "{:?}", discarded.body);
+    assert_eq!(nodes.verify(&history, sale).await, 0);
+}
+
+/// How many alerts of this kind the nodes have sent.
+pub(super) async fn sent(nodes: &Nodes, alert: &str) -> f64 {
+    sum(nodes, &format!("stampede_alerts_total{{alert=\"{alert}\"}}")).await
+}
+
+/// The sum of a metric of all nodes, which appears with its first value.
+pub(super) async fn sum(nodes: &Nodes, name: &str) -> f64 {
+    let name = format!("{name} ");
+    let mut sum = 0.0;
+    for shop in &nodes.shops {
+        let metrics = shop.client().await.get("/metrics", TOKEN).await.unwrap();
+        let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(name.as_str()));
+        sum += value.map_or(0.0, |value| value.parse::<f64>().unwrap());
+    }
+    sum
+}
+
+/// Two repairs of a sale fail, two of its orders go into quarantine, and Redis gets a setting with which it must not be used. Both nodes
+/// notice each of the three cases, and one of them sends an alert.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_notice_the_same_case_send_one_alert() {
+    let (alerts, mut alerted) = receiver().await;
+    let nodes = Nodes::start_with(Kind::Postgres, 2, |_, mut command| {
+        command.env("STAMPEDE__ALERTS__WEBHOOK_URL", format!("http://{alerts}/alerts"));
+        command.env("STAMPEDE_ALERT_SECRET", SECRET);
+        command.env("STAMPEDE__RECONCILE__INTERVAL_MS", "3600000");
+        command.env("STAMPEDE__RECONCILE__CONFIRM_AFTER_MS", "20");
+        command.env("STAMPEDE__BUY__QUARANTINE_AFTER_MS", "500");
+        command
+    });
+    let buyer = nodes.shops[0].log_in(0, 1).await.remove(0);
+    let sale = nodes.create_sale(5).await;
+    let history = Recorder::default();
+    let bought = history.buy(&mut nodes.shops[0].client().await, sale, &buyer).await.order.unwrap();
+    let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap();
+
+    // Marks without a row, whose orders the database rejects. Each node finds one of them, and has to put its order into quarantine.
+    let user = UserId::new(4_000_000_000_000_000_001).unwrap();
+    execute(Kind::Postgres, &nodes.storages[0], &reject_orders_of(Kind::Postgres, &[user])).await;
+    let live = key(&nodes, sale, "live");
+    // The next ids of the same millisecond, which are not used.
+    let ghosts = [1, 2].map(|n| OrderId::new(bought.get() + n).unwrap().to_string());
+    for (n, (shop, ghost)) in nodes.shops.iter().zip(&ghosts).enumerate() {
+        ask(&["hset", &live, &user.to_string(), ghost]);
+        let failed = ("mark_without_row".to_owned(), ghost.clone(), "failed".to_owned());
+        assert_eq!(findings(&reconcile(shop, false).await), [failed]);
+        until("the order is in quarantine", async || quarantine(shop).await.len() == n + 1).await;
+        until("this node has put it there", async || shop.metric("stampede_quarantined_total").await == 1.0).await;
+    }
+    for ghost in &ghosts {
+        let discarded = nodes.shops[0].admin(&format!("quarantine/{ghost}/discard"), &Value::Null).await;
+        assert_eq!(discarded.status, 200, "{:?}", discarded.body);
+    }
+    until("the mark is released", async || ask(&["hexists", &live, &user.to_string()]) == "0").await;
+
+    ask(&["config", "set", "maxmemory-policy", "allkeys-lru"]);
+    ask(&["script", "flush"]);
+    for shop in &nodes.shops {
+        until("the node says why it does not sell", async || {
+            shop.client().await.get("/readyz", "").await.unwrap().text("detail").contains("allkeys-lru")
+        })
+        .await;
+    }
+    ask(&["config", "set", "maxmemory-policy", "noeviction"]);
+    for shop in &nodes.shops {
+        until("the sale is open again", async || {
+            history.buy(&mut shop.client().await, sale, &buyer).await.order == Some(bought)
+        })
+        .await;
+    }
+
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        let (_, body) = received(&mut alerted, Duration::from_secs(10), |_| false).await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        told.push((body["alert"].as_str().unwrap().to_owned(), body["about"].as_str().unwrap().to_owned()));
+    }
+    told.sort();
+    assert_eq!(told[0], ("quarantined".to_owned(), format!("sale {sale}")));
+    assert_eq!(told[1].0, "redis_unsuitable");
+    assert!(told[1].1.starts_with("gate: Redis evicts keys"), "{told:?}");
+    assert_eq!(told[2], ("repair_failed".to_owned(), format!("sale {sale} mark_without_row")));
+    assert_eq!(nodes.verify(&history, sale).await, 1);
+    for (alert, _) in &told {
+        assert_eq!(sent(&nodes, alert).await, 1.0, "{alert}");
+    }
+    assert!(alerted.try_recv().is_err(), "the webhook gets each of them once");
 }

@@ -50,15 +50,17 @@ async fn damaged_keys_of_a_sale_are_rebuilt() {
     }
 }
 
-/// A user of Redis without the right to publish: no node is ready, and sessions end on all nodes all the same.
+/// A user of Redis without the right to publish, or to call scripts: no node is ready, and sessions end on all nodes all the same. With the
+/// right, they sell again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_rights_in_redis_are_reported() {
     let nodes = Nodes::start(Kind::Postgres, 2);
-    let buyers = nodes.shops[0].log_in(0, 2).await;
+    let (leaving, staying) = (nodes.shops[0].log_in(0, 2).await, nodes.shops[0].log_in(10, 2).await);
+    let (sale, history) = (nodes.create_sale(5).await, Recorder::default());
     let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap();
     let is_ready = async |shop: &Shop| shop.client().await.get("/readyz", "").await.unwrap().status == 200;
     let withdrawn = [("resetchannels", "allchannels"), ("-evalsha", "+evalsha")];
-    for ((taken, given), buyer) in withdrawn.into_iter().zip(&buyers) {
+    for (((taken, given), buyer), other) in withdrawn.into_iter().zip(&leaving).zip(&staying) {
         let orders = async |shop: &Shop| shop.client().await.get("/v1/orders", &buyer.token).await.unwrap().status;
         for shop in &nodes.shops {
             assert_eq!(orders(shop).await, 200);
@@ -78,7 +80,14 @@ async fn missing_rights_in_redis_are_reported() {
             until("the node is ready again", async || is_ready(shop).await).await;
         }
         until("the end is written", async || orders(&nodes.shops[1]).await == 401).await;
+        for shop in &nodes.shops {
+            until("the node sells", async || {
+                history.buy(&mut shop.client().await, sale, other).await.response.is_confirmation()
+            })
+            .await;
+        }
     }
+    assert_eq!(nodes.verify(&history, sale).await, staying.len());
 }
 
 /// A database that is set back to an earlier time while nodes run: nothing is sold until it is the right one again, and the reason is

@@ -1,14 +1,16 @@
-//! Sales are paused, resumed, topped up and reduced under load, and a node dies between the steps of an edit.
+//! Sales are paused, resumed, topped up, reduced and extended under load, and a node dies between the steps of an edit.
+
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
-use stampede_core::SaleId;
+use stampede_core::{Clock as _, SaleId, SystemClock};
 use stampede_proof::history::Response;
 use stampede_testkit::{Client, count, until};
 
 use crate::cluster::{Cluster, Round, STOCK};
-use crate::shop::{Buyer, Kind, TOKEN};
+use crate::shop::{Buyer, Kind, TOKEN, read_only};
 
 use super::{CRASHES, OUTAGES, seeds};
 
@@ -96,21 +98,64 @@ async fn a_node_dies_before_its_pause_reaches_the_gate() {
     cluster.stop();
 }
 
+/// In every other seed the operator asks again at once; otherwise only when another node has completed the top-up alone.
 async fn a_node_dies_before_its_top_up_reaches_the_gate(kind: Kind) {
     let mut cluster = Cluster::start(kind, 2).await;
-    for seed in seeds(CRASHES / 2) {
+    for seed in 0..count(CRASHES / 2, 2) {
         eprintln!("{kind:?}, seed {seed}");
         let round = begin_with_a_dying_node(&mut cluster, "sale.edited").await;
         let top_up = json!({ "add": CHANGE, "request_id": format!("{seed}") });
         assert_eq!(edit(&cluster, 1, round.sale, "top-ups", &top_up).await, None);
         cluster.wait_for_death(1);
-        // The operator has no answer, and asks again.
         if seed % 2 == 0 {
             assert_eq!(edit(&cluster, 0, round.sale, "top-ups", &top_up).await, Some(200));
+        } else {
+            let path = format!("/admin/v1/sales/{}/gate", round.sale);
+            let mut client = cluster.nodes.shops[0].client().await;
+            until("the other node has topped up the gate", async || {
+                client.get(&path, TOKEN).await.unwrap().json()["cap"] == STOCK + CHANGE
+            })
+            .await;
         }
         cluster.restart(1);
         assert_eq!(edit(&cluster, 1, round.sale, "top-ups", &top_up).await, Some(200));
         assert_eq!(cluster.end(round).await as u32, STOCK + CHANGE, "it has added once");
+    }
+    cluster.stop();
+}
+
+/// A sale is to end in a few seconds. A node dies while it extends the sale: when the ledger has the new end and the gate does not, or when the
+/// gate has it and the ledger does not know that. Another node completes the edit alone, and the sale goes on after its old end.
+async fn a_node_dies_while_it_extends_a_sale(kind: Kind) {
+    const OLD_END_IN: Duration = Duration::from_secs(5);
+    let mut cluster = Cluster::start(kind, 2).await;
+    for seed in seeds(CRASHES) {
+        // Each failpoint is reached in every other seed, and in the first one on one of the databases.
+        let first = usize::from(kind == Kind::MariaDb);
+        let failpoint = ["sale.edited", "edit.gate"][(first + seed as usize) % 2];
+        eprintln!("{kind:?}, seed {seed}: {failpoint}");
+        let round = begin_with_a_dying_node(&mut cluster, failpoint).await;
+        let old_end = SystemClock.now().plus(OLD_END_IN);
+        let shorten = json!({ "end": old_end, "request_id": format!("{seed}-shorten") });
+        assert_eq!(edit(&cluster, 0, round.sale, "window", &shorten).await, Some(200));
+        let new_end = old_end.plus(Duration::from_secs(3600));
+        let extend = json!({ "end": new_end, "request_id": format!("{seed}-extend") });
+        assert_eq!(edit(&cluster, 1, round.sale, "window", &extend).await, None);
+        cluster.wait_for_death(1);
+        let ledger = read_only(&cluster.direct).await;
+        until("the other node has completed the edit", async || {
+            ledger.sales_with_pending_edits(10).await.unwrap().is_empty()
+        })
+        .await;
+        ledger.close().await;
+        cluster.restart(1);
+        // The operator has no answer, and asks again.
+        assert_eq!(edit(&cluster, 1, round.sale, "window", &extend).await, Some(200));
+        assert_eq!(cluster.sale(round.sale).await.window.end, new_end);
+        until("the old end has passed", async || SystemClock.now() > old_end).await;
+        cluster.until_selling(&round).await;
+        round.until_sold(3).await;
+        assert_eq!(cluster.end(round).await as u32, STOCK);
     }
     cluster.stop();
 }
@@ -142,7 +187,8 @@ async fn a_sale_is_reduced_under_load(kind: Kind) {
 /// A node dies after the first step of a reduction, in the ledger, or after the second, in the gate. Asking again ends it.
 async fn a_node_dies_while_it_reduces_a_sale(kind: Kind) {
     let mut cluster = Cluster::start(kind, 2).await;
-    for seed in 0..count(CRASHES / 2, 2) {
+    // Each failpoint is reached in every other seed.
+    for seed in 0..count(CRASHES, 2) {
         let failpoint = ["reduce.ledger", "reduce.gate"][seed as usize % 2];
         eprintln!("{kind:?}, seed {seed}: {failpoint}");
         let round = begin_with_a_dying_node(&mut cluster, failpoint).await;
@@ -160,6 +206,7 @@ async fn a_node_dies_while_it_reduces_a_sale(kind: Kind) {
 on_each_database!(
     servers: a_sale_is_edited_under_load,
     a_node_dies_before_its_top_up_reaches_the_gate,
+    a_node_dies_while_it_extends_a_sale,
     a_sale_is_reduced_under_load,
     a_node_dies_while_it_reduces_a_sale
 );

@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use stampede_testkit::{Server, count, redis};
+use serde_json::json;
+use stampede_core::{Clock as _, SaleId, SystemClock};
+use stampede_proof::history::Response;
+use stampede_proof::recorder::Recorder;
+use stampede_testkit::{Server, count, redis, until};
 
 use crate::cluster::{Cluster, Servers};
 use crate::shop::Kind;
@@ -49,6 +53,57 @@ async fn a_key_of_a_sale_is_lost() {
         cluster.until_rebuilt(before).await;
         cluster.until_selling(&round).await;
         cluster.end(round).await;
+    }
+    cluster.stop();
+}
+
+/// The list of those who may not buy again is lost while nobody buys: the gate is rebuilt with it, and a cancelled order is released.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ended_orders_of_a_sale_are_lost() {
+    let cluster = Cluster::start(Kind::Postgres, 2).await;
+    let (nodes, buyers) = (&cluster.nodes, &cluster.buyers[..3]);
+    for seed in 0..count(CRASHES, 2) {
+        eprintln!("seed {seed}");
+        let voucher = nodes.shops[0].create_voucher().await;
+        let begin = SystemClock.now();
+        let end = begin.plus(Duration::from_secs(3600));
+        let new = json!({ "voucher_id": voucher, "stock": 2, "begin": begin, "end": end, "buy_again": false });
+        let sale: SaleId = nodes.shops[0].admin("sales", &new).await.text("id").parse().unwrap();
+        nodes.wait_until_open(sale).await;
+        let (history, mut client) = (Recorder::default(), nodes.shops[0].client().await);
+        let mut orders = Vec::new();
+        for buyer in &buyers[..2] {
+            orders.push(history.buy(&mut client, sale, buyer).await.order.unwrap());
+        }
+        let cancelled = history.cancel(&mut client, sale, &buyers[0], orders[0]).await;
+        assert_eq!(cancelled.response, Response::Cancelled);
+        let key = |part: &str| cluster.key(sale, part).unwrap();
+        let ended = key("ended");
+        until("the order is in the list", async || cluster.ask(&["hlen", &ended]) == "2").await;
+        let before = cluster.rebuilds().await;
+        cluster.ask(&["del", &ended]);
+        let has_cancelled = seed.is_multiple_of(2);
+        if has_cancelled {
+            let cancelled = history.cancel(&mut client, sale, &buyers[1], orders[1]).await;
+            assert_eq!(cancelled.response, Response::Cancelled);
+        }
+        cluster.until_rebuilt(before).await;
+        if has_cancelled {
+            until("both orders are in the list", async || cluster.ask(&["hlen", &ended]) == "3").await;
+        }
+        nodes.wait_until_open(sale).await;
+        for shop in &nodes.shops {
+            let mut client = shop.client().await;
+            until("a buyer whose order has ended is refused", async || {
+                history.buy(&mut client, sale, &buyers[0]).await.response == Response::BoughtBefore
+            })
+            .await;
+            until("another buyer gets what was cancelled", async || {
+                history.buy(&mut client, sale, &buyers[2]).await.response.is_confirmation()
+            })
+            .await;
+        }
+        nodes.verify(&history, sale).await;
     }
     cluster.stop();
 }

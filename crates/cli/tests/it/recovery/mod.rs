@@ -1,23 +1,34 @@
 //! Recovery in the tier `shared`: whatever Redis, nodes, the database and clocks do, no order is lost or sold twice, and selling goes on
 //! without intervention. Every test ends with the invariants.
 //!
-//! - `drift`: differences between gate and ledger are repaired while sales run; `alerts`: alerts reach operators
-//! - `memory`: Redis loses everything, a key, or the end of its file; `damage`: another program writes to its keys; `replicas`: a replica that lags behind is promoted
-//! - `redis_outage`, `database_outage`: a server is paused, cut off, killed, slow; `clients`: a client is cut off
+//! - `drift`: differences between gate and ledger are repaired while sales run; `reconcile_command`: what operators see of that; `alerts`: alerts reach operators
+//! - `memory`: Redis loses everything, a key, or the end of its file; `large_sale`: everything, with 100,000 orders; `damage`: another program writes to its keys; `replicas`: a replica that lags behind is promoted
+//! - `redis_outage`, `database_outage`: a server is paused, cut off, killed, slow, or refuses writes; `herd`: Redis is away while a crowd waits; `clients`: a client is cut off
 //! - `clocks`: the clocks of a node and of Redis are wrong
-//! - `edits`: sales are edited under load, and a node dies in between; `rebuilds`: rebuilds under load, also of nodes that die
+//! - `creation`, `edits`: a sale is created, or edited under load, and a node dies in between; `rebuilds`: rebuilds under load, also of nodes that die
+//!   (`foreign_lock`: and while another client of the database locks sales); `left_orders`: orders that a node has left are recorded meanwhile;
+//!   `absent_node`: a node with admitted orders misses a rebuild
 
+mod absent_node;
 mod alerts;
 mod clients;
 mod clocks;
+mod creation;
 mod damage;
 mod database_outage;
 mod drift;
 mod edits;
+pub mod foreign_lock;
+mod herd;
+mod large_sale;
+mod left_orders;
 mod memory;
-mod rebuilds;
+pub mod rebuilds;
+mod reconcile_command;
 mod redis_outage;
 pub mod replicas;
+
+pub use rebuilds::{accept_orders, refuse_orders};
 
 /// How many seeds a test of crashes has, over both databases.
 const CRASHES: u64 = 50;

@@ -1,15 +1,20 @@
-//! Redis is paused, or one node is cut off from it.
+//! Redis is paused, slow, or refuses writes, or one node is cut off from it.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use stampede_proof::history::Response;
-use stampede_testkit::count;
+use stampede_proof::history::{Action, Response};
+use stampede_proof::recorder::Recorder;
 use stampede_testkit::proxy::Fault;
+use stampede_testkit::{count, until};
 
-use crate::cluster::{Cluster, MAX_LATENCY, Round};
-use crate::shop::{Buyer, Kind};
+use crate::cluster::{BUYERS, Cluster, MAX_LATENCY, Round, Servers};
+use crate::rebuild::buy_when_open;
+use crate::shared::gate_calls::{Monitor, requested_orders};
+use crate::shop::{Buyer, Kind, TOKEN};
 
 use super::{OUTAGES, seeds};
 
@@ -17,7 +22,7 @@ use super::{OUTAGES, seeds};
 async fn owner(cluster: &Cluster, round: &Round, phone: u64) -> Buyer {
     let buyer = cluster.nodes.shops[0].log_in(phone, 1).await.remove(0);
     let mut client = cluster.nodes.shops[0].client().await;
-    stampede_testkit::until("the owner buys", async || {
+    until("the owner buys", async || {
         let bought = round.history.buy(&mut client, round.sale, &buyer).await;
         matches!(bought.response, Response::Created | Response::Already)
     })
@@ -25,10 +30,10 @@ async fn owner(cluster: &Cluster, round: &Round, phone: u64) -> Buyer {
     buyer
 }
 
-/// A node that cannot reach Redis refuses within a bounded time, and says when to try again.
-async fn assert_refused(cluster: &Cluster, n: usize, round: &Round, owner: &Buyer) {
+/// A node that cannot ask Redis, or cannot write to it, refuses within a bounded time, and says when to try again.
+async fn assert_refused(cluster: &Cluster, n: usize, round: &Round, buyer: &Buyer) {
     let asked = Instant::now();
-    let reply = cluster.ask_again(n, round.sale, owner).await;
+    let reply = cluster.ask_again(n, round.sale, buyer).await;
     assert_eq!(reply.status, 503, "{reply:?}");
     assert!(!reply.header("retry-after").is_empty(), "{reply:?}");
     assert!(asked.elapsed() < MAX_LATENCY, "{:?}", asked.elapsed());
@@ -58,6 +63,109 @@ async fn redis_is_paused() {
     cluster.stop();
 }
 
+/// Redis answers, but later than it is waited for: buyers are refused within a bounded time, and no admission is sent again, because Redis
+/// may carry it out later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_slow() {
+    let cluster = Cluster::start_with(Servers::on(Kind::MariaDb), 2, |_, mut command| {
+        command.env("STAMPEDE__REDIS__RESPONSE_TIMEOUT_MS", "200");
+        command
+    })
+    .await;
+    let (nodes, (owner, buyers)) = (&cluster.nodes, cluster.buyers.split_first().unwrap());
+    for seed in seeds(OUTAGES) {
+        // In each direction.
+        let delay = Duration::from_millis(StdRng::seed_from_u64(seed).random_range(150..600));
+        eprintln!("seed {seed}: {delay:?}");
+        let (sale, history) = (nodes.create_sale_after_outage(BUYERS as u32).await, Arc::new(Recorder::default()));
+        buy_when_open(&nodes.shops[0], &history, sale, owner).await;
+        let monitor = Monitor::start(&nodes.redis, nodes.storages[0].path()).await;
+        cluster.to_redis.iter().for_each(|wire| wire.set(Fault::Delay(delay)));
+        nodes.storm(&history, sale, buyers, 3).await;
+        for n in 0..2 {
+            let reply = cluster.ask_again(n, sale, owner).await;
+            assert_eq!(reply.status, 503, "{reply:?}");
+            assert!(!reply.header("retry-after").is_empty(), "{reply:?}");
+        }
+        let attempts = history.ended();
+        let answers = attempts.iter().filter(|attempt| attempt.response != Response::Unknown).count();
+        assert_eq!(answers, 1, "after the order of the owner no answer comes in time");
+        let slowest = attempts.iter().map(|attempt| attempt.end_us - attempt.start_us).max().unwrap();
+        assert!(Duration::from_micros(slowest) < MAX_LATENCY, "an attempt took {slowest} us");
+        until("an admission has arrived late", async || {
+            !requested_orders(sale, &monitor.received(&format!("slow {seed}")).await).is_empty()
+        })
+        .await;
+
+        cluster.to_redis.iter().for_each(|wire| wire.set(Fault::None));
+        for (n, buyer) in buyers.iter().enumerate() {
+            until("the buyer has an order", async || {
+                let mut client = nodes.shops[n % 2].client().await;
+                history.buy(&mut client, sale, buyer).await.response.is_confirmation()
+            })
+            .await;
+        }
+        let requested = requested_orders(sale, &monitor.received(&format!("end {seed}")).await);
+        let distinct: HashSet<&String> = requested.iter().collect();
+        assert_eq!(distinct.len(), requested.len(), "an admission was sent twice: {requested:?}");
+        drop(monitor);
+        assert_eq!(nodes.verify(&history, sale).await, BUYERS as usize);
+    }
+    cluster.stop();
+}
+
+/// What the attempts to buy were answered that were begun after the first `before` attempts of a round, and have ended.
+fn answers_after(round: &Round, before: usize) -> Vec<Response> {
+    let attempts = round.history.all().split_off(before);
+    let ended = attempts.iter().filter(|attempt| attempt.action == Action::Buy && attempt.end_us != u64::MAX);
+    ended.map(|attempt| attempt.response).collect()
+}
+
+/// The memory of Redis is full, so that it answers and refuses writes: buyers without an order get 503 while there is stock, never a refusal.
+/// Owners may get their order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_refuses_writes() {
+    let cluster = Cluster::start(Kind::Postgres, 2).await;
+    let stranger = cluster.nodes.shops[0].log_in(5000, 1).await.remove(0);
+    for seed in seeds(OUTAGES) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let round = cluster.begin().await;
+        let span = Duration::from_millis(rng.random_range(500..1_500));
+        eprintln!("seed {seed}: {span:?}");
+        cluster.ask(&["config", "set", "maxmemory", "1"]);
+        for shop in &cluster.nodes.shops {
+            until("the node says why it is not ready", async || {
+                let ready = shop.client().await.get("/readyz", "").await.unwrap();
+                ready.status == 503 && ready.text("detail").contains("Redis refuses writes")
+            })
+            .await;
+        }
+        // Orders are cancelled and none is admitted, so that from then on there is stock.
+        let path = format!("/admin/v1/sales/{}/gate", round.sale);
+        until("there is stock", async || {
+            let gate = cluster.nodes.shops[0].client().await.get(&path, TOKEN).await.unwrap().json();
+            gate["marks"].as_u64().is_some_and(|marks| marks < gate["cap"].as_u64().unwrap())
+        })
+        .await;
+        let (before, started) = (round.history.all().len(), Instant::now());
+        while started.elapsed() < span {
+            assert_refused(&cluster, 0, &round, &stranger).await;
+            assert_refused(&cluster, 1, &round, &stranger).await;
+        }
+        until("buyers have got an answer", async || answers_after(&round, before).contains(&Response::Unknown)).await;
+        let answers = answers_after(&round, before);
+        let is_right = |response: &Response| matches!(response, Response::Unknown | Response::Already);
+        assert!(answers.iter().all(is_right), "{answers:?}");
+        cluster.ask(&["config", "set", "maxmemory", "0"]);
+        let closed = cluster.until_selling(&round).await;
+        assert!(closed < Duration::from_secs(10), "{closed:?} until all nodes sell");
+        round.until_sold(3).await;
+        round.assert_bounded_latency();
+        cluster.end(round).await;
+    }
+    cluster.stop();
+}
+
 /// One node is cut off from Redis while the others sell. Then it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_is_cut_off_from_redis() {
@@ -69,8 +177,8 @@ async fn a_node_is_cut_off_from_redis() {
         let round = cluster.begin().await;
         let owner = owner(&cluster, &round, 1000 + seed).await;
         cluster.to_redis[1].set(fault);
-        let until = Instant::now() + Duration::from_millis(StdRng::seed_from_u64(seed).random_range(500..2_500));
-        while Instant::now() < until {
+        let end = Instant::now() + Duration::from_millis(StdRng::seed_from_u64(seed).random_range(500..2_500));
+        while Instant::now() < end {
             assert_refused(&cluster, 1, &round, &owner).await;
             let others = cluster.until_selling_on(&[0, 2], &round).await;
             assert!(others < Duration::from_secs(3), "{others:?}");

@@ -4,10 +4,10 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sqlx::{Connection as _, Row as _};
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{Server, count, redis, until};
@@ -17,22 +17,13 @@ use tokio::task::JoinSet;
 
 use super::{REFUSED, shielded, start, wait_for_shield};
 use crate::fuzz::resident_bytes;
-use crate::quarantine::execute;
 use crate::shared::Nodes;
 use crate::shop::{Buyer, Kind, Shop, Storage, command};
+use crate::statements::{counting_server, database_statements};
 
 /// Nodes on a database server of their own, whose counters no other test raises.
 async fn start_alone(kind: Kind, count: usize) -> (Server, Nodes) {
-    let (server, redis) = (kind.own_server(), redis::start_durable().unwrap());
-    let url = kind.create_database(&server, server.port());
-    if kind == Kind::Postgres {
-        // The counters of pg_stat_database are up to ten seconds behind, those of this extension are not.
-        let storage = Storage::with(Some(url.clone()));
-        execute(kind, &storage, "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'").await;
-        server.stop().unwrap();
-        server.restart().unwrap();
-        execute(kind, &storage, "CREATE EXTENSION pg_stat_statements").await;
-    }
+    let ((server, url), redis) = (counting_server(kind).await, redis::start_durable().unwrap());
     let storages: Vec<_> = (0..count).map(|_| Storage::with(Some(url.clone()))).collect();
     let node = |storage: &Storage| {
         let mut command = shielded(command(storage), 60_000);
@@ -44,29 +35,10 @@ async fn start_alone(kind: Kind, count: usize) -> (Server, Nodes) {
 }
 
 /// The commands that Redis has executed, those of scripts included.
-fn redis_commands(redis: &Server) -> u64 {
+pub(super) fn redis_commands(redis: &Server) -> u64 {
     let stats = redis::ask(redis.port(), &["info", "commandstats"]).unwrap();
     let calls = |line: &str| line.split_once(":calls=")?.1.split(',').next()?.parse::<u64>().ok();
     stats.lines().filter_map(calls).sum()
-}
-
-/// The statements that the database has executed.
-async fn database_statements(kind: Kind, storage: &Storage) -> u64 {
-    let url = storage.url();
-    match kind {
-        Kind::MariaDb => {
-            let mut connection = sqlx::MySqlConnection::connect(&url).await.unwrap();
-            let row = sqlx::query("SHOW GLOBAL STATUS LIKE 'Questions'").fetch_one(&mut connection).await.unwrap();
-            row.get::<String, _>(1).parse().unwrap()
-        }
-        Kind::Postgres => {
-            let mut connection = sqlx::PgConnection::connect(&url).await.unwrap();
-            let query = "SELECT CAST(sum(calls) AS BIGINT) FROM pg_stat_statements";
-            let row = sqlx::query(query).fetch_one(&mut connection).await.unwrap();
-            u64::try_from(row.get::<i64, _>(0)).unwrap()
-        }
-        Kind::Sqlite => panic!("SQLite has no counters"),
-    }
 }
 
 /// What Redis and the database have done so far.
@@ -209,17 +181,28 @@ async fn buyers_of_all_sales_are_bounded() {
 /// Requests of one connection that are sent before the first response is read.
 const PIPELINED: usize = 64;
 
+/// Users without an order, of whom each sends the requests that a connection sends at once.
+struct Crowd {
+    users: Vec<Buyer>,
+    next: AtomicUsize,
+}
+
+impl Crowd {
+    fn next(&self) -> &Buyer {
+        &self.users[self.next.fetch_add(1, Ordering::Relaxed) % self.users.len()]
+    }
+}
+
 /// Sends requests over one connection, and returns when all were refused with 409.
-async fn refuse(address: SocketAddr, path: String, buyer: Buyer, requests: u64) {
+async fn refuse(address: SocketAddr, path: String, crowd: Arc<Crowd>, requests: u64) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {}\r\ncontent-length: 0\r\n\r\n",
-        buyer.token
-    );
-    let requests_at_once = request.repeat(PIPELINED);
     let mut received = Vec::new();
     for _ in 0..requests.div_ceil(PIPELINED as u64) {
-        stream.write_all(requests_at_once.as_bytes()).await.unwrap();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {}\r\ncontent-length: 0\r\n\r\n",
+            crowd.next().token
+        );
+        stream.write_all(request.repeat(PIPELINED).as_bytes()).await.unwrap();
         received.clear();
         // The last member of every body.
         while count_of(&received, b"\"code\":\"sold_out\"}") < PIPELINED {
@@ -233,20 +216,22 @@ fn count_of(text: &[u8], part: &[u8]) -> usize {
     text.windows(part.len()).filter(|found| found == &part).count()
 }
 
-/// A crowd that is refused leaves nothing behind in the memory of the node.
+/// A crowd of many users that is refused leaves nothing behind in the memory of the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_take_no_memory() {
     let nodes = start(Kind::Postgres, 1, 1000);
     let shop = &nodes.shops[0];
-    let everyone = shop.log_in(0, 9).await;
+    let mut users = shop.log_in(0, count(1000, 50) + 1).await;
+    let owner = users.remove(0);
     let sale = nodes.create_sale(1).await;
     let history = Arc::new(Recorder::default());
-    super::sell_out(&nodes, &history, sale, &everyone[..1], &everyone[1]).await;
+    super::sell_out(&nodes, &history, sale, std::slice::from_ref(&owner), &users[0]).await;
+    let crowd = Arc::new(Crowd { users, next: AtomicUsize::new(0) });
     let (path, refused) = (format!("/v1/sales/{sale}/orders"), shop.metric(REFUSED).await);
     let requests = count(10_000_000, 20_000);
     let tenth = async || {
-        let crowd = everyone[1..].iter().map(|buyer| refuse(shop.address, path.clone(), buyer.clone(), requests / 80));
-        JoinSet::from_iter(crowd).join_all().await;
+        let connections = (0..8).map(|_| refuse(shop.address, path.clone(), crowd.clone(), requests / 80));
+        JoinSet::from_iter(connections).join_all().await;
     };
     tenth().await;
     let (early, started) = (resident_bytes(shop), Instant::now());
@@ -256,12 +241,13 @@ async fn refusals_take_no_memory() {
     let late = resident_bytes(shop);
     let local = (shop.metric(REFUSED).await - refused) as u64;
     eprintln!(
-        "{requests} requests, {local} refused locally; {early} bytes after a tenth, {late} at the end; {:?}",
+        "{requests} requests of {} users, {local} refused locally; {early} bytes resident after a tenth, {late} at the end; {:?}",
+        crowd.users.len(),
         started.elapsed()
     );
     assert!(local > requests * 9 / 10, "{local} of {requests} were refused by the node itself");
     assert!(late < early + early / 10 + (8 << 20), "{early} bytes after a tenth of the requests, {late} at the end");
-    let reply = shop.client().await.post(&path, &everyone[0].token, &Value::Null).await.unwrap();
+    let reply = shop.client().await.post(&path, &owner.token, &Value::Null).await.unwrap();
     assert!(reply.status.is_success(), "the owner gets the order");
 }
 

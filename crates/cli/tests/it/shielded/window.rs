@@ -1,5 +1,7 @@
 //! Sales that have not started or have ended: each node refuses by itself, except near the edges of the window.
 
+#![expect(clippy::cast_sign_loss, reason = "metrics are not negative")]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,10 +11,11 @@ use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
 use stampede_testkit::{redis, until};
 
+use super::crowd::redis_commands;
 use super::{REFUSED, deaf_node, script_calls, shielded, start};
 use crate::quarantine::execute;
 use crate::shared::Nodes;
-use crate::shop::{Buyer, Kind, Shop};
+use crate::shop::{Buyer, Kind, Shop, TOKEN};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -128,8 +131,57 @@ async fn a_sale_that_is_moved_starts_at_its_new_time(kind: Kind) {
     assert_eq!(nodes.verify(&history, sale).await, 3);
 }
 
+/// A day after its end a sale has left the gate, and the database alone knows who has an order. A node that has asked it refuses the user's
+/// next requests by itself.
+async fn repeated_requests_for_a_sale_long_over_are_refused_by_the_node(kind: Kind) {
+    const REQUESTS: u64 = 1000;
+    /// How long a node uses an answer of the database at least.
+    const ANSWER_S: u64 = 5;
+    let directory = tempfile::tempdir().unwrap();
+    let clock = directory.path().join("clock");
+    std::fs::write(&clock, "0").unwrap();
+    let nodes = Nodes::start_on(kind, redis::start_durable().unwrap(), 1, |_, command| {
+        let mut command = shielded(command, 1000);
+        command.env("STAMPEDE_CLOCK_FILE", &clock);
+        command.env("STAMPEDE__LOGIN__SESSION_TTL_MS", (7 * 24 * 3600 * SECOND).as_millis().to_string());
+        command
+    });
+    let shop = &nodes.shops[0];
+    let everyone = shop.log_in(0, 2).await;
+    let sale = nodes.create_sale(2).await;
+    let history = Recorder::default();
+    let mut client = shop.client().await;
+    let bought = history.buy(&mut client, sale, &everyone[0]).await;
+    assert_eq!(nodes.verify(&history, sale).await, 1, "the order is recorded");
+    // It ends after an hour, and stays in the gate for a day.
+    std::fs::write(&clock, (26 * 3600 * SECOND).as_millis().to_string()).unwrap();
+    let path = format!("/admin/v1/sales/{sale}/gate");
+    until("the sale has left the gate", async || shop.client().await.get(&path, TOKEN).await.unwrap().status == 404)
+        .await;
+
+    // The first request reads the session and the database.
+    assert_eq!(history.buy(&mut client, sale, &everyone[1]).await.response, Response::Ended);
+    let refused = shop.metric(REFUSED).await;
+    let (before, started) = (redis_commands(&nodes.redis), Instant::now());
+    for _ in 0..REQUESTS {
+        assert_eq!(history.buy(&mut client, sale, &everyone[1]).await.response, Response::Ended);
+    }
+    let (commands, elapsed) = (redis_commands(&nodes.redis) - before, started.elapsed());
+    let readings = elapsed.as_secs() / ANSWER_S + 1;
+    let local = (shop.metric(REFUSED).await - refused) as u64;
+    assert!(local + readings >= REQUESTS, "{local} of {REQUESTS} were refused by the node itself in {elapsed:?}");
+    // The same time without requests, and one round more or less of what a node does at intervals.
+    let idle_before = redis_commands(&nodes.redis);
+    tokio::time::sleep(elapsed).await;
+    let idle = redis_commands(&nodes.redis) - idle_before;
+    assert!(commands <= idle + 120, "{commands} commands in {elapsed:?}, {idle} without requests");
+    let owned = history.buy(&mut client, sale, &everyone[0]).await;
+    assert_eq!((owned.response, owned.order), (Response::Already, bought.order), "the owner gets the order");
+}
+
 on_each_database!(
     servers: a_sale_starts_and_ends_on_time,
+    repeated_requests_for_a_sale_long_over_are_refused_by_the_node,
     a_sale_that_is_ended_is_refused_by_every_node,
     a_sale_that_is_moved_starts_at_its_new_time
 );

@@ -2,24 +2,31 @@
 //! replaces itself.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, counter};
 use parking_lot::Mutex;
 use stampede_queue::rabbitmq::{ConnectError, RabbitMq};
-use stampede_queue::{Batch, Consumer, DeadLetter, DeadLetterId, Marker, OrderQueue as _, QueueError};
+use stampede_queue::{Batch, Consumer, DeadLetter, DeadLetterId, Marker, OrderQueue as _, QueueError, UnreadyReason};
 use stampede_redis::Backoff;
 
 use super::RabbitMqConfig;
+use crate::alerts::{AlertKind, Alerts};
+
+/// How often it is looked at whether messages can be published.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+/// Operators get an alert if nothing could be published for this long. A broker that is restarted takes longer, which they should know.
+const ALERT_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(in crate::tier) struct Broker {
     config: RabbitMqConfig,
     queue: OnceLock<RabbitMq>,
     /// Why there is no connection yet.
-    reason: Mutex<String>,
+    reason: Mutex<(String, UnreadyReason)>,
     published: Counter,
     unconfirmed: Counter,
+    returned: Counter,
 }
 
 impl Broker {
@@ -31,10 +38,12 @@ impl Broker {
         ledger_id.clone_into(&mut config.broker.ledger);
         let (published, unconfirmed) =
             (counter!("stampede_queue_published_total"), counter!("stampede_queue_unconfirmed_total"));
-        published.increment(0);
-        unconfirmed.increment(0);
-        let reason = Mutex::new("not connected yet".to_owned());
-        let broker = Arc::new(Self { config, queue: OnceLock::new(), reason, published, unconfirmed });
+        let returned = counter!("stampede_queue_returned_total");
+        for counter in [&published, &unconfirmed, &returned] {
+            counter.increment(0);
+        }
+        let reason = Mutex::new(("not connected yet".to_owned(), UnreadyReason::Unreachable));
+        let broker = Arc::new(Self { config, queue: OnceLock::new(), reason, published, unconfirmed, returned });
         match broker.connect().await {
             Err(error) if !error.is_temporary() => return Err(error),
             Err(error) => tracing::warn!(%error, "starting without RabbitMQ; trying again"),
@@ -51,7 +60,7 @@ impl Broker {
                 Ok(())
             }
             Err(error) => {
-                *self.reason.lock() = error.to_string();
+                *self.reason.lock() = (error.to_string(), error.unready_reason());
                 Err(error)
             }
         }
@@ -70,16 +79,43 @@ impl Broker {
     }
 
     fn queue(&self) -> Result<&RabbitMq, QueueError> {
-        self.queue.get().ok_or_else(|| QueueError::NotSent(self.reason.lock().clone()))
+        self.queue.get().ok_or_else(|| QueueError::NotSent(self.reason.lock().0.clone()))
     }
 
     /// Why nothing can be published now; `None` if it can.
-    pub(in crate::tier) fn unready_reason(&self) -> Option<String> {
+    pub(in crate::tier) fn unready_reason(&self) -> Option<UnreadyReason> {
         match self.queue.get() {
-            None => Some(self.reason.lock().clone()),
-            Some(queue) if queue.is_ready() => None,
-            Some(_) => Some("the connection was lost, or the broker has blocked publishers".to_owned()),
+            None => Some(self.reason.lock().1),
+            Some(queue) => queue.unready_reason(),
         }
+    }
+
+    /// Raises an alert when nothing can be published for a while. Never returns.
+    pub(in crate::tier) async fn watch(self: Arc<Self>, alerts: Arc<Alerts>) {
+        let mut unready_since = None;
+        loop {
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            let Some(reason) = self.unready_reason() else {
+                unready_since = None;
+                continue;
+            };
+            if unready_since.get_or_insert_with(Instant::now).elapsed() >= ALERT_AFTER {
+                let message = format!("no order is accepted, because RabbitMQ cannot be used: {reason}");
+                alerts.raise(AlertKind::Broker, "queue".to_owned(), message).await;
+            }
+        }
+    }
+
+    /// How many messages may be parked.
+    pub(in crate::tier) fn max_parked(&self) -> u64 {
+        self.config.max_parked.into()
+    }
+
+    fn count_returned<T>(&self, outcome: Result<T, QueueError>) -> Result<T, QueueError> {
+        if matches!(outcome, Err(QueueError::Unroutable)) {
+            self.returned.increment(1);
+        }
+        outcome
     }
 
     pub(in crate::tier) fn partitions(&self) -> u16 {
@@ -88,7 +124,7 @@ impl Broker {
 
     /// Publishes a batch, and waits until it is confirmed.
     pub(in crate::tier) async fn publish(&self, batch: &Batch) -> Result<(), QueueError> {
-        let published = self.queue()?.publish(batch).await;
+        let published = self.count_returned(self.queue()?.publish(batch).await);
         match &published {
             Ok(()) => self.published.increment(1),
             Err(_) => self.unconfirmed.increment(1),
@@ -97,11 +133,11 @@ impl Broker {
     }
 
     pub(in crate::tier) async fn publish_marker(&self, marker: Marker) -> Result<(), QueueError> {
-        self.queue()?.publish_marker(marker).await
+        self.count_returned(self.queue()?.publish_marker(marker).await)
     }
 
     pub(in crate::tier) async fn dead_letter(&self, bytes: &[u8], reason: &str) -> Result<(), QueueError> {
-        self.queue()?.dead_letter(bytes, reason).await
+        self.count_returned(self.queue()?.dead_letter(bytes, reason).await)
     }
 
     pub(in crate::tier) async fn consume(&self) -> Result<Box<dyn Consumer>, QueueError> {

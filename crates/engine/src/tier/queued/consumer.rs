@@ -5,7 +5,7 @@
 //! own, which goes on reading until there is nothing left, so that a sale whose orders cannot be recorded does not hold up others. A
 //! process has one batch per sale at a time; what it has not read stays in Redis.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,10 @@ use stampede_core::SaleId;
 use stampede_core::ports::GateError;
 use stampede_gate::redis::Entry;
 use stampede_redis::Backoff;
-use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::StreamConfig;
-use crate::tier::redis::RedisTier;
+use crate::tier::redis::{BusySales, RedisTier};
 
 /// How long Redis waits for a new entry. A sale that has become idle meanwhile is waited for after this time.
 pub(in crate::tier) const MAX_WAIT: Duration = Duration::from_millis(50);
@@ -38,8 +37,7 @@ const FIRST_ENTRY: &str = "0-0";
 #[derive(Debug)]
 pub(in crate::tier) struct Consumer {
     name: String,
-    busy: Mutex<HashSet<SaleId>>,
-    became_idle: Notify,
+    busy: Arc<BusySales>,
     /// Where the search for entries that were left goes on.
     cursors: Mutex<HashMap<SaleId, String>>,
     tasks: TaskTracker,
@@ -51,8 +49,7 @@ impl Consumer {
     pub(in crate::tier) fn new(name: String) -> Arc<Self> {
         Arc::new(Self {
             name,
-            busy: Mutex::default(),
-            became_idle: Notify::new(),
+            busy: Arc::default(),
             cursors: Mutex::default(),
             tasks: TaskTracker::new(),
             orders: counter!("stampede_queue_consumed_orders_total"),
@@ -67,14 +64,14 @@ impl Consumer {
 
     /// Records entries of a sale, and what is in its outbox after that.
     fn start(self: &Arc<Self>, tier: &Arc<RedisTier>, sale: SaleId, entries: Vec<Entry>) {
-        if entries.is_empty() || !self.busy.lock().insert(sale) {
+        if entries.is_empty() {
             return;
         }
-        let idle = Idle { consumer: self.clone(), sale };
+        let Some(busy) = self.busy.try_enter(sale) else { return };
         let (consumer, tier) = (self.clone(), tier.clone());
         self.tasks.spawn(async move {
             consumer.record(&tier, sale, entries).await;
-            drop(idle);
+            drop(busy);
         });
     }
 
@@ -116,19 +113,6 @@ impl Consumer {
     }
 }
 
-/// Marks a sale as idle when it is dropped, also after a panic.
-struct Idle {
-    consumer: Arc<Consumer>,
-    sale: SaleId,
-}
-
-impl Drop for Idle {
-    fn drop(&mut self) {
-        self.consumer.busy.lock().remove(&self.sale);
-        self.consumer.became_idle.notify_one();
-    }
-}
-
 /// Reads entries until the tier is dropped.
 pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>, config: StreamConfig) {
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
@@ -140,15 +124,12 @@ pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>,
             forgot_at = Instant::now();
             forget_consumers(&tier).await;
         }
-        let idle: Vec<SaleId> = {
-            let busy = consumer.busy.lock();
-            tier.gate.sales().into_iter().filter(|sale| !busy.contains(sale)).collect()
-        };
+        let idle = consumer.busy.idle(tier.gate.sales());
         let is_claim_due = claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_INTERVAL);
         let read = match (idle.is_empty(), is_claim_due) {
             (true, _) => {
                 // Not an error: all sales are busy, or there are none.
-                let _ = tokio::time::timeout(MAX_WAIT, consumer.became_idle.notified()).await;
+                let _ = tokio::time::timeout(MAX_WAIT, consumer.busy.became_idle()).await;
                 continue;
             }
             (false, true) => {

@@ -40,8 +40,9 @@ pub(in crate::tier) async fn drain(
     let mut reason = String::new();
     while Instant::now() < deadline {
         let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
-        match broker.publish_marker(Marker { incarnation }).await {
-            Ok(()) => {
+        match tokio::time::timeout_at(deadline, broker.publish_marker(Marker::Rebuild { incarnation })).await {
+            Err(_) => "RabbitMQ does not confirm a marker".clone_into(&mut reason),
+            Ok(Ok(())) => {
                 let repeat_at = deadline.min(Instant::now() + REPEAT_AFTER);
                 while Instant::now() < repeat_at {
                     match passed(tier.ledger(), incarnation, broker.partitions()).await {
@@ -52,7 +53,7 @@ pub(in crate::tier) async fn drain(
                     backoff.sleep().await;
                 }
             }
-            Err(error) => {
+            Ok(Err(error)) => {
                 reason = error.to_string();
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }

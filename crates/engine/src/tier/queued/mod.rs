@@ -12,6 +12,7 @@
 //!
 //! - [`broker`]: the connection to RabbitMQ; [`relay`]: publishes what was left in the outbox
 //! - [`rabbitmq_consumer`]: records what the broker delivers; [`deliveries`]: in which order, and what may be acknowledged
+//! - [`parked`]: keeps messages of a sale whose orders cannot be recorded in the ledger, so that they hold up no other sale
 //! - [`drain`]: in a rebuild, waits until everything that was confirmed before is recorded
 
 pub(super) mod admitter;
@@ -20,6 +21,7 @@ pub(super) mod consumer;
 mod deliveries;
 pub(super) mod drain;
 pub(super) mod outcomes;
+pub(super) mod parked;
 pub(super) mod rabbitmq_consumer;
 pub(super) mod relay;
 
@@ -79,6 +81,8 @@ pub struct RabbitMqConfig {
     pub broker: rabbitmq::Config,
     /// Messages of one partition that are delivered and not acknowledged.
     pub prefetch: u16,
+    /// Messages of all sales that wait in the ledger, because their orders cannot be recorded for now.
+    pub max_parked: u32,
 }
 
 /// When a buyer is answered.

@@ -1,7 +1,8 @@
 //! Tells those who wait for it what became of an order in the queue.
 //!
 //! A message says that orders of a sale were recorded. Then the orders of that sale that are waited for are read from the ledger, all
-//! with one query. A lost message costs a second, after which all are read.
+//! with one query. A lost message costs a second, after which all are read. The first look at an order, which may have been recorded before
+//! the wait began, shares a query with those of others as well.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,6 +22,9 @@ const MAX_WAITING: usize = 100_000;
 const READ: usize = 1000;
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Callers that look orders up once, with or without a row.
+type Lookups = HashMap<OrderId, Vec<oneshot::Sender<Option<Order>>>>;
+
 #[derive(Debug, Default)]
 struct Waiting {
     callers: HashMap<SaleId, HashMap<OrderId, Vec<oneshot::Sender<Order>>>>,
@@ -28,6 +32,7 @@ struct Waiting {
     recorded: HashSet<SaleId>,
     /// Orders that may have been recorded before the wait began.
     unread: HashMap<SaleId, HashSet<OrderId>>,
+    lookups: Lookups,
 }
 
 /// Those who wait for orders on this node.
@@ -55,6 +60,14 @@ pub(crate) struct OrderWait {
 }
 
 impl OrderWait {
+    /// The row that the order has now; `None` if it has none. Orders that are recorded later are not missed, because the wait has begun.
+    pub(crate) async fn row(&self) -> Result<Option<Order>, Error> {
+        let (sender, row) = oneshot::channel();
+        self.outcomes.waiting.lock().lookups.entry(self.order).or_default().push(sender);
+        self.outcomes.notify.notify_one();
+        row.await.map_err(|_| Error::Unready("the database cannot be used".to_owned()))
+    }
+
     /// The order once the ledger has it; `None` if this node stops.
     pub(crate) async fn recorded(mut self) -> Option<Order> {
         (&mut self.row).await.ok()
@@ -117,13 +130,16 @@ impl Outcomes {
                 () = self.notify.notified() => false,
                 _ = rounds.tick() => true,
             };
-            let due = self.take_due(all);
+            let (due, mut lookups) = self.take_due(all);
             let waiting = MAX_WAITING.saturating_sub(self.permits.available_permits());
             gauge!("stampede_queue_watched_orders").set(u32::try_from(waiting).unwrap_or(u32::MAX));
             for orders in due.chunks(READ) {
                 queries.increment(1);
                 match ledger.orders_with(orders).await {
-                    Ok(rows) => self.distribute(rows),
+                    Ok(rows) => {
+                        answer_lookups(&mut lookups, orders, &rows);
+                        self.distribute(rows);
+                    }
                     Err(error) => {
                         tracing::warn!(
                             error = describe(&error),
@@ -136,17 +152,19 @@ impl Outcomes {
         }
     }
 
-    /// The orders to read now.
-    fn take_due(&self, all: bool) -> Vec<OrderId> {
+    /// The orders to read now, and those who look some of them up.
+    fn take_due(&self, all: bool) -> (Vec<OrderId>, Lookups) {
         let mut waiting = self.waiting.lock();
         let (recorded, unread) = (std::mem::take(&mut waiting.recorded), std::mem::take(&mut waiting.unread));
+        let lookups = std::mem::take(&mut waiting.lookups);
         let of_sale = |sale: &SaleId| waiting.callers.get(sale).into_iter().flat_map(HashMap::keys).copied();
-        if all {
-            return waiting.callers.keys().flat_map(of_sale).collect();
-        }
-        let mut due: HashSet<OrderId> = recorded.iter().flat_map(of_sale).collect();
-        due.extend(unread.into_values().flatten());
-        due.into_iter().collect()
+        let mut due: HashSet<OrderId> = if all {
+            waiting.callers.keys().flat_map(of_sale).collect()
+        } else {
+            recorded.iter().flat_map(of_sale).chain(unread.into_values().flatten()).collect()
+        };
+        due.extend(lookups.keys());
+        (due.into_iter().collect(), lookups)
     }
 
     fn distribute(&self, rows: Vec<Order>) {
@@ -162,4 +180,16 @@ impl Outcomes {
             }
         }
     }
+}
+
+/// Answers those who look up one of these orders, which have these rows.
+fn answer_lookups(lookups: &mut Lookups, orders: &[OrderId], rows: &[Order]) {
+    let mut answer = |order: &OrderId, row: Option<&Order>| {
+        for caller in lookups.remove(order).unwrap_or_default() {
+            // A caller that has gone does not need it.
+            let _ = caller.send(row.cloned());
+        }
+    };
+    rows.iter().for_each(|row| answer(&row.id, Some(row)));
+    orders.iter().for_each(|order| answer(order, None));
 }

@@ -10,19 +10,24 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, counter};
 use stampede_core::ports::Admitted;
 use stampede_core::{Epoch, OrderId, SaleId, failpoint};
-use stampede_queue::{Consumer, QueueError, Tag};
+use stampede_queue::{Batch, Consumer, Marker, QueueError, Tag, message};
 use stampede_redis::Backoff;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::broker::Broker;
 use super::deliveries::{Deliveries, Held, Work};
+use super::parked;
 use crate::error::describe;
 use crate::recording::Pending;
 use crate::tier::redis::RedisTier;
 
 /// Deliveries that are received at once.
 const RECEIVED: usize = 256;
+/// How long a consumer that stops waits for what is being recorded. It keeps its partitions meanwhile, and a sale may be stuck.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How quickly the ledger must answer to count as working.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a task has done.
 enum Done {
@@ -35,13 +40,21 @@ enum Done {
         partition: u16,
         tag: Tag,
     },
+    /// Whether the ledger has answered.
+    Probed(bool),
+    Parked {
+        sale: SaleId,
+        held: Vec<Held>,
+        is_stored: bool,
+    },
 }
 
-/// Consumes until `stop` is cancelled or the tier is dropped. What has begun is finished and acknowledged.
+/// Consumes until `stop` is cancelled or the tier is dropped. What has begun is finished and acknowledged, if that does not take too long.
 pub(in crate::tier) async fn run(tier: Weak<RedisTier>, broker: Arc<Broker>, stop: CancellationToken) {
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
     let orders = counter!("stampede_queue_consumed_orders_total");
     orders.increment(0);
+    counter!("stampede_queue_dead_letters_total").increment(0);
     while tier.strong_count() > 0 {
         let opened = tokio::select! {
             () = stop.cancelled() => return,
@@ -71,7 +84,7 @@ async fn consume(
 ) {
     let (mut deliveries, mut tasks) = (Deliveries::default(), JoinSet::new());
     loop {
-        let due = deliveries.next_due();
+        let due = deliveries.next_due(Instant::now());
         let mut acks = Vec::new();
         tokio::select! {
             () = stop.cancelled() => break,
@@ -100,8 +113,9 @@ async fn consume(
             tasks.spawn(perform(tier.clone(), broker.clone(), work));
         }
     }
-    // What is being recorded is acknowledged; the rest goes to another consumer.
-    while let Some(done) = tasks.join_next().await {
+    // What is recorded in time is acknowledged; the rest goes to another consumer, and is recorded once.
+    let give_up_at = tokio::time::Instant::now() + STOP_TIMEOUT;
+    while let Ok(Some(done)) = tokio::time::timeout_at(give_up_at, tasks.join_next()).await {
         let Some(acks) = finish(&mut deliveries, done) else { return };
         acknowledge(&mut consumer, &mut deliveries, &acks).await;
     }
@@ -113,6 +127,11 @@ fn finish(deliveries: &mut Deliveries, done: Result<Done, tokio::task::JoinError
     match done {
         Ok(Done::Recorded { sale, batches }) => Some(deliveries.recorded(sale, batches, Instant::now())),
         Ok(Done::Finished { partition, tag }) => Some(deliveries.finished(partition, tag).into_iter().collect()),
+        Ok(Done::Probed(is_answered)) => {
+            deliveries.probed(is_answered, Instant::now());
+            Some(Vec::new())
+        }
+        Ok(Done::Parked { sale, held, is_stored }) => Some(deliveries.parked(sale, &held, is_stored, Instant::now())),
         Err(error) => {
             tracing::error!(%error, "a task that records orders has failed; everything is delivered again");
             None
@@ -133,15 +152,39 @@ async fn acknowledge(consumer: &mut Box<dyn Consumer>, deliveries: &mut Deliveri
 
 async fn perform(tier: Arc<RedisTier>, broker: Arc<Broker>, work: Work) -> Done {
     match work {
-        Work::Record { sale, batches, quarantine } => {
-            let batches = record(&tier, sale, batches, quarantine).await;
-            Done::Recorded { sale, batches }
+        Work::Record { sale, batches: held, quarantine } => {
+            let batches: Vec<Arc<Batch>> = held.iter().map(|held| held.batch.clone()).collect();
+            let done = match tier.is_missing(sale).await {
+                Ok(false) => record_batches(&tier, sale, &batches, quarantine).await,
+                Ok(true) => store_as_dead_letters(&broker, sale, &batches).await,
+                Err(error) => {
+                    tracing::debug!(%sale, error = describe(&error), "cannot look for a sale yet; trying again");
+                    vec![false; batches.len()]
+                }
+            };
+            Done::Recorded { sale, batches: held.into_iter().zip(done).collect() }
         }
-        Work::Marker { tag, partition, incarnation } => {
+        Work::Probe => {
+            let answered = tokio::time::timeout(PROBE_TIMEOUT, tier.ledger().parked_sales()).await;
+            Done::Probed(matches!(answered, Ok(Ok(_))))
+        }
+        Work::Park { sale, held } => {
+            let batches: Vec<Arc<Batch>> = held.iter().map(|held| held.batch.clone()).collect();
+            let is_stored = parked::store(&tier, sale, &batches, broker.max_parked()).await;
+            Done::Parked { sale, held, is_stored }
+        }
+        Work::Marker { tag, partition, marker: Marker::Rebuild { incarnation } } => {
             let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(1));
             while let Err(error) = tier.ledger().pass_marker(partition, incarnation).await {
                 tracing::warn!(partition, error = describe(&error), "cannot report a marker yet; trying again");
                 backoff.sleep().await;
+            }
+            Done::Finished { partition, tag }
+        }
+        Work::Marker { tag, partition, marker: Marker::Reconcile { id } } => {
+            // Without the report the comparison repairs nothing, and there will be another one.
+            if let Err(error) = tier.gate.pass_marker(id, partition).await {
+                tracing::debug!(partition, %error, "cannot report the marker of a comparison");
             }
             Done::Finished { partition, tag }
         }
@@ -167,12 +210,17 @@ async fn perform(tier: Arc<RedisTier>, broker: Arc<Broker>, work: Work) -> Done 
 }
 
 /// Records batches of one sale. Returns for each whether all its orders have a row or are in quarantine.
-async fn record(tier: &Arc<RedisTier>, sale: SaleId, batches: Vec<Held>, quarantine: bool) -> Vec<(Held, bool)> {
-    let Ok(seller) = tier.seller(sale) else { return batches.into_iter().map(|held| (held, false)).collect() };
+pub(super) async fn record_batches(
+    tier: &Arc<RedisTier>,
+    sale: SaleId,
+    batches: &[Arc<Batch>],
+    quarantine: bool,
+) -> Vec<bool> {
+    let Ok(seller) = tier.seller(sale) else { return vec![false; batches.len()] };
     // A batch may have been published twice. One call of the ledger has one epoch.
     let mut orders: HashMap<(Epoch, OrderId), Admitted> = HashMap::new();
-    for held in &batches {
-        orders.extend(held.batch.orders.iter().map(|order| ((held.batch.epoch, order.order), *order)));
+    for batch in batches {
+        orders.extend(batch.orders.iter().map(|order| ((batch.epoch, order.order), *order)));
     }
     let mut pending: Vec<Pending> =
         orders.into_iter().map(|((epoch, _), admitted)| Pending { epoch, admitted }).collect();
@@ -180,9 +228,31 @@ async fn record(tier: &Arc<RedisTier>, sale: SaleId, batches: Vec<Held>, quarant
     let done = seller.record_delivered(&pending, quarantine).await;
     let done: HashMap<(Epoch, OrderId), bool> =
         pending.iter().zip(done).map(|(pending, done)| ((pending.epoch, pending.admitted.order), done)).collect();
-    let is_done = |held: &Held| {
-        let of = |order: &Admitted| done.get(&(held.batch.epoch, order.order)).copied().unwrap_or(false);
-        held.batch.orders.iter().all(of)
+    let is_done = |batch: &Arc<Batch>| {
+        let of = |order: &Admitted| done.get(&(batch.epoch, order.order)).copied().unwrap_or(false);
+        batch.orders.iter().all(of)
     };
-    batches.into_iter().map(|held| (is_done(&held), held)).map(|(done, held)| (held, done)).collect()
+    batches.iter().map(is_done).collect()
+}
+
+/// Stores batches of a sale that the ledger does not have as dead letters: they can never be recorded. Returns for each whether it is
+/// stored.
+pub(super) async fn store_as_dead_letters(broker: &Broker, sale: SaleId, batches: &[Arc<Batch>]) -> Vec<bool> {
+    let reason = format!("the database has no sale {sale}");
+    let mut stored = Vec::with_capacity(batches.len());
+    for batch in batches {
+        let letter = match message::encode_batch(batch) {
+            Ok(bytes) => broker.dead_letter(&bytes, &reason).await,
+            Err(error) => Err(error),
+        };
+        match &letter {
+            Ok(()) => {
+                tracing::error!(orders = batch.orders.len(), reason, "a message was stored as a dead letter");
+                counter!("stampede_queue_dead_letters_total").increment(1);
+            }
+            Err(error) => tracing::debug!(%sale, %error, "cannot store a dead letter yet"),
+        }
+        stored.push(letter.is_ok());
+    }
+    stored
 }

@@ -15,10 +15,11 @@ const CONCURRENT: usize = 16;
 /// Publishes entries of one sale. Those that are not confirmed stay in the outbox.
 pub(in crate::tier) async fn publish(broker: &Broker, seller: &Seller, sale: SaleId, entries: Vec<Entry>) {
     if let Some(reason) = broker.unready_reason() {
-        tracing::debug!(%sale, reason, "entries stay in the outbox");
+        tracing::debug!(%sale, %reason, "entries stay in the outbox");
         return;
     }
-    seller.remove_unreadable(&entries).await;
+    // Logged. What could not be stored stays in the outbox.
+    let _ = seller.remove_unreadable(&entries).await;
     let entries: Vec<Entry> = entries.into_iter().filter(|entry| entry.unreadable.is_none()).collect();
     tracing::info!(%sale, entries = entries.len(), "publishing orders that were left in the outbox");
     let publish = async |entry: Entry| {

@@ -6,7 +6,7 @@ use stampede_core::ports::gate::AdmitRequest;
 use stampede_core::ports::{Admitted, Decision, GateError};
 use stampede_core::{Refusal, SaleId};
 
-use super::super::{AdmitOutcome, AnswerAfter, QueueConfig, RollForwardOutcome, Tier as _};
+use super::super::{AdmitOutcome, AnswerAfter, QueueConfig, RollForwardOutcome, Tier as _, time_of_mark};
 use super::{Answer, Job, RedisTier, recovery};
 use crate::error::Error;
 use crate::recording::Pending;
@@ -50,7 +50,9 @@ pub(super) async fn roll_forward(
     decision: Decision,
     asked_at: Instant,
 ) -> Result<RollForwardOutcome, Error> {
-    let admitted = Admitted { order: held.order, user: held.user, seq: decision.seq, at: decision.at };
+    // The decision is that of this request. The time and the sequence number of the admission are not known.
+    let at = time_of_mark(tier.context.sale_index.get(sale).as_deref(), decision.at);
+    let admitted = Admitted { order: held.order, user: held.user, seq: 0, at };
     let pending = Pending { epoch: decision.epoch, admitted };
     if let Some(queue) = tier.delivery.queue() {
         // In Redis a mark is as good as an entry of the queue: a rebuild records both. RabbitMQ outlives Redis, so there the order must be

@@ -16,6 +16,8 @@ pub struct RedisTierConfig {
     pub response_timeout: Duration,
     /// How long a request waits for Redis to count it, before the node's own counts decide.
     pub limit_timeout: Duration,
+    /// How long after a fail-over the old master may still accept orders. With a queue, a rebuild waits at least as long.
+    pub failover_window: Duration,
     /// Do not ask Redis for its eviction policy: it never evicts.
     pub assume_noeviction: bool,
     /// The most orders in one transaction.

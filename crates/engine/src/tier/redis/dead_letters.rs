@@ -1,4 +1,4 @@
-//! Dead letters: in RabbitMQ, or entries of outboxes that could not be read.
+//! Dead letters: entries of outboxes that could not be read, and with RabbitMQ messages that could not be read.
 
 use stampede_queue::{DeadLetter, DeadLetterId, QueueError};
 
@@ -13,29 +13,36 @@ fn unready(error: &QueueError) -> Error {
     Error::Unready("RabbitMQ cannot be used".to_owned())
 }
 
+/// The entries of outboxes come first.
 pub(super) async fn list(tier: &RedisTier, limit: usize) -> Result<Vec<DeadLetter>, Error> {
-    if let Some(broker) = &tier.broker {
-        return broker.dead_letters(limit).await.map_err(|error| unready(&error));
-    }
-    let letter = |content: String| {
-        let (bytes, reason) = (content.into_bytes(), "an entry of the outbox cannot be read".to_owned());
+    let letter = |bytes: Vec<u8>| {
+        let reason = "an entry of the outbox cannot be read".to_owned();
         DeadLetter { id: DeadLetterId::of(&bytes), reason, bytes }
     };
-    Ok(tier.gate.dead_entries(limit).await?.iter().map(|dead| letter(dead.content())).collect())
+    let mut letters: Vec<_> = tier.gate.dead_entries(limit).await?.iter().map(|dead| letter(dead.content())).collect();
+    if let Some(broker) = &tier.broker
+        && letters.len() < limit
+    {
+        letters.extend(broker.dead_letters(limit - letters.len()).await.map_err(|error| unready(&error))?);
+    }
+    Ok(letters)
 }
 
 pub(super) async fn remove(tier: &RedisTier, id: DeadLetterId, retry: bool) -> Result<bool, Error> {
-    if let Some(broker) = &tier.broker {
-        return broker.remove_dead_letter(id, retry).await.map_err(|error| unready(&error));
-    }
     let dead = tier.gate.dead_entries(MAX_SEARCHED).await?;
-    let Some(dead) = dead.into_iter().find(|dead| DeadLetterId::of(dead.content().as_bytes()) == id) else {
-        return Ok(false);
+    let Some(dead) = dead.into_iter().find(|dead| DeadLetterId::of(&dead.content()) == id) else {
+        let Some(broker) = &tier.broker else { return Ok(false) };
+        return broker.remove_dead_letter(id, retry).await.map_err(|error| unready(&error));
     };
     if retry {
         let still = || Error::Illegal("the message still cannot be read".to_owned());
         let (sale, entry) = dead.parse().ok_or_else(still)?;
-        tier.seller(sale)?.record_entries(&[entry], tier.config.max_batch).await;
+        if tier.is_missing(sale).await? {
+            return Err(Error::Illegal(format!("the database has no sale {sale}")));
+        }
+        if !tier.seller(sale)?.record_entries(&[entry], tier.config.max_batch).await {
+            return Err(Error::Unready("its orders cannot be recorded now; the dead letter is kept".to_owned()));
+        }
     }
     Ok(tier.gate.remove_dead(&dead).await?)
 }

@@ -8,10 +8,12 @@
 //! - [`sales`]: brings sales of the ledger into the gate
 //! - [`recovery`]: follows the gate's incarnation in the ledger, and rebuilds the gate when Redis has lost it
 //! - [`rebuild`]: rebuilds the gate from the ledger and what has survived in Redis
+//! - [`retirement`]: removes sales that are long over from Redis
 //! - [`reconcile`]: compares gate and ledger, and repairs what differs
 //! - [`subscription`]: receives what other nodes have changed
 //! - [`requirements`]: what Redis must be like; [`closed`]: how long nothing could be sold; [`dead_letters`]: what could not be read
 
+mod busy_sales;
 mod buy;
 mod closed;
 mod config;
@@ -21,6 +23,7 @@ mod rebuild;
 mod reconcile;
 mod recovery;
 mod requirements;
+mod retirement;
 mod sale_queue;
 mod sales;
 mod seller;
@@ -44,9 +47,10 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+pub(super) use self::busy_sales::BusySales;
 use self::closed::ClosedTimer;
 pub use self::config::{ReconcileConfig, RedisTierConfig};
-use self::recovery::{Changes, LostSales, NotReady};
+use self::recovery::{Changes, LostSales, NotReady, Opened};
 pub(super) use self::requirements::MAX_CLOCK_DIFFERENCE;
 use self::sale_queue::SaleQueue;
 pub(super) use self::seller::{Answer, Job, Seller};
@@ -57,9 +61,11 @@ use super::queued::broker::Broker;
 use super::queued::consumer::Consumer;
 use super::queued::outcomes::Outcomes;
 use super::shielded::Shield;
-use super::{AdmitOutcome, Context, Delivery, OrderWait, RollForwardOutcome, Tier};
+use super::{AdmitOutcome, AnswerAfter, Context, Delivery, OrderWait, RollForwardOutcome, Tier};
+use crate::alerts::Alerts;
 use crate::error::Error;
 use crate::reconcile::ReconcileReport;
+use crate::reduction::Reductions;
 use crate::retention::is_past_retention;
 use crate::shared_sessions::SharedSessions;
 
@@ -75,6 +81,7 @@ pub(crate) struct RedisTier {
     sessions: Arc<SharedSessions>,
     pub(super) losses: Arc<LostSales>,
     changes: Arc<Changes>,
+    reductions: Reductions,
     /// Those who wait for orders in the queue.
     outcomes: Arc<Outcomes>,
     /// Records what is in the outboxes, if this process does that.
@@ -91,6 +98,8 @@ pub(crate) struct RedisTier {
     not_ready: Mutex<Option<NotReady>>,
     /// Redis must be set up differently: nothing is sold.
     is_unsuitable: AtomicBool,
+    /// Redis still has the gate, although the ledger could not be asked.
+    has_gate: AtomicBool,
     workers: Mutex<Vec<AbortOnDropHandle<()>>>,
 }
 
@@ -104,6 +113,13 @@ impl RedisTier {
         }
     }
 
+    /// `Ended` if the sale is over for so long that it has left the gate, and the ledger has said not long ago that the user has no order.
+    fn refusal_after_retention(&self, sale: SaleId, user: UserId) -> Option<Refusal> {
+        let Context { sale_index, clock, without_order, .. } = &self.context;
+        let is_over = sale_index.get(sale).is_some_and(|sale| is_past_retention(&sale, clock.now()));
+        (is_over && without_order.contains(sale, user)).then_some(Refusal::Ended)
+    }
+
     /// Runs a task until the tier is closed.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(work)));
@@ -111,6 +127,19 @@ impl RedisTier {
 
     pub(super) fn ledger(&self) -> &dyn Ledger {
         self.context.ledger.as_ref()
+    }
+
+    pub(super) fn alerts(&self) -> &Alerts {
+        &self.context.alerts
+    }
+
+    /// How many messages wait in RabbitMQ, or in the ledger because they cannot be recorded; `None` if there is no such queue. The error
+    /// says why it is not known.
+    async fn queued_messages(&self) -> Result<Option<u64>, String> {
+        let Some(broker) = &self.broker else { return Ok(None) };
+        let waiting = broker.waiting().await.map_err(|_| "RabbitMQ cannot be used".to_owned())?;
+        let parked = self.ledger().parked_sales().await.map_err(|_| "the database cannot be used".to_owned())?;
+        Ok(Some(waiting + parked.iter().map(|(_, messages)| messages).sum::<u64>()))
     }
 
     /// Whether this process records what is in the queue.
@@ -147,7 +176,7 @@ impl Tier for RedisTier {
 
     fn wait_for_order(&self, sale: SaleId, order: OrderId) -> Result<Option<OrderWait>, Error> {
         match self.delivery.queue() {
-            Some(_) => self.outcomes.wait_for(sale, order).map(Some),
+            Some(_) => self.outcomes.wait_for_new(sale, order).map(Some),
             None => Ok(None),
         }
     }
@@ -170,8 +199,7 @@ impl Tier for RedisTier {
     }
 
     async fn queue_depth(&self) -> Result<Option<u64>, Error> {
-        let Some(broker) = &self.broker else { return Ok(None) };
-        broker.waiting().await.map(Some).map_err(|_| Error::Unready("RabbitMQ cannot be used".to_owned()))
+        self.queued_messages().await.map_err(Error::Unready)
     }
 
     async fn dead_letters(&self, limit: usize) -> Result<Vec<DeadLetter>, Error> {
@@ -182,8 +210,12 @@ impl Tier for RedisTier {
         dead_letters::remove(self, id, retry).await
     }
 
-    async fn rebuild(self: Arc<Self>) -> Result<(), Error> {
-        rebuild::all(&self, "an administrator asked for it").await.map_err(|reason| Error::Unready(reason.to_string()))
+    async fn rebuild(self: Arc<Self>) -> Result<usize, Error> {
+        match rebuild::all(&self, "an administrator asked for it").await {
+            Ok(Opened::All) => Ok(0),
+            Ok(Opened::AllBut(closed)) => Ok(closed),
+            Err(reason) => Err(Error::Unready(reason.to_string())),
+        }
     }
 
     fn shared_sessions(&self) -> Option<Arc<SharedSessions>> {
@@ -194,8 +226,18 @@ impl Tier for RedisTier {
         &*self.gate
     }
 
+    async fn gate_time(&self) -> Result<Timestamp, Error> {
+        // Redis is used only while its clock is close to this one; the clock of this node may be far off.
+        Ok(self.context.ledger.now().await?)
+    }
+
     fn local_refusal(&self, sale: SaleId, user: UserId) -> Option<Refusal> {
-        self.shield.as_ref()?.refusal(sale, user)
+        let shield = self.shield.as_ref()?;
+        let refusal = shield.refusal(sale, user).or_else(|| self.refusal_after_retention(sale, user));
+        if refusal.is_some() {
+            shield.count_refusal();
+        }
+        refusal
     }
 
     fn remaining(&self, sale: SaleId) -> Option<u32> {
@@ -210,6 +252,10 @@ impl Tier for RedisTier {
         if !self.gate.is_answering() {
             return Err(GateError::NotSent.into());
         }
+        // With a queue, orders are accepted while the ledger is away.
+        if matches!(self.delivery, Delivery::Commit) {
+            self.context.ledger_breaker.check()?;
+        }
         if self.is_unsuitable.load(Ordering::Relaxed) {
             // Its clock decides when sales begin and end, and a mark that was evicted is a wrong answer.
             self.ready()?;
@@ -223,9 +269,20 @@ impl Tier for RedisTier {
         }
         match self.broker.as_ref().and_then(|broker| broker.unready_reason()) {
             None => Ok(()),
-            // The reason has been logged.
-            Some(_) => Err(Error::Unready("RabbitMQ cannot be used".to_owned())),
+            // The cause has been logged.
+            Some(reason) => Err(Error::Unready(format!("RabbitMQ cannot be used: {reason}"))),
         }
+    }
+
+    fn accepts_without_ledger(&self) -> bool {
+        let has_gate = match &*self.not_ready.lock() {
+            None => true,
+            Some(NotReady::Ledger(_)) => self.has_gate.load(Ordering::Relaxed),
+            Some(_) => false,
+        };
+        let is_answered_first = self.delivery.queue().is_some_and(|queue| queue.answer_after == AnswerAfter::Queue);
+        let can_publish = self.broker.as_ref().is_none_or(|broker| broker.unready_reason().is_none());
+        is_answered_first && has_gate && self.gate.is_answering() && can_publish
     }
 
     fn waiting(&self) -> usize {
@@ -234,6 +291,7 @@ impl Tier for RedisTier {
 
     async fn close(&self) {
         self.workers.lock().clear();
+        self.reductions.stop();
         if let Some(consumer) = &self.consumer {
             consumer.close().await;
         }

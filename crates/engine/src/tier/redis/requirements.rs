@@ -6,7 +6,8 @@ use std::time::Duration;
 use redis::{FromRedisValue, RedisError};
 use stampede_core::Timestamp;
 use stampede_core::ports::GateRecords;
-use stampede_redis::{Client, CommandError};
+use stampede_gate::RedisGate;
+use stampede_redis::CommandError;
 
 use super::super::{Delivery, StreamConfig};
 use super::recovery::NotReady;
@@ -19,53 +20,57 @@ pub(in crate::tier) const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(1
 
 /// Checks the server, and returns the number of the connection over which it was checked.
 pub(super) async fn check(
-    client: &Client,
+    gate: &RedisGate,
     ledger: &(dyn GateRecords + '_),
     assume_noeviction: bool,
 ) -> Result<u64, NotReady> {
-    let server: String = query(client, &["INFO", "server"]).await?;
-    let connection = client.current_connection();
+    let server: String = query(gate, &["INFO", "server"]).await?;
+    let connection = gate.current_connection();
     let version = field(&server, "redis_version").unwrap_or_default();
     if parse_version(version).is_none_or(|version| version < OLDEST_VERSION) {
         let (major, minor) = OLDEST_VERSION;
-        return Err(NotReady::Unsuitable(format!("Redis {version} is too old; {major}.{minor} is needed")));
+        let reason = format!("Redis {version} is too old; {major}.{minor} is needed");
+        return Err(NotReady::Unsuitable { case: "Redis is too old", reason });
     }
     if !assume_noeviction {
-        check_eviction(client).await?;
+        check_eviction(gate).await?;
     }
     let before = ledger.now().await?;
-    let (seconds, microseconds): (i64, i64) = query(client, &["TIME"]).await?;
+    let (seconds, microseconds): (i64, i64) = query(gate, &["TIME"]).await?;
     let after = ledger.now().await?;
     let redis = Timestamp::from_ms(seconds * 1000 + microseconds / 1000);
     if redis < before.minus(MAX_CLOCK_DIFFERENCE) || redis > after.plus(MAX_CLOCK_DIFFERENCE) {
-        let ahead_ms = redis.ms() - after.ms();
-        return Err(NotReady::Unsuitable(format!(
-            "the clock of Redis is {ahead_ms} ms ahead of the database's; synchronize both (NTP)"
-        )));
+        return Err(wrong_clock(redis.ms() - after.ms()));
     }
-    let replication: String = query(client, &["INFO", "replication"]).await?;
+    let replication: String = query(gate, &["INFO", "replication"]).await?;
     if field(&replication, "role") != Some("master") {
         return Err(NotReady::Redis("it is a replica".to_owned()));
     }
     // A new connection may lead to another server.
-    let is_same = client.current_connection() == connection;
+    let is_same = gate.current_connection() == connection;
     connection.filter(|_| is_same).ok_or_else(|| NotReady::Redis("the connection broke".to_owned()))
+}
+
+pub(super) fn wrong_clock(ahead_ms: i64) -> NotReady {
+    let reason = format!("the clock of Redis is {ahead_ms} ms ahead of the database's; synchronize both (NTP)");
+    NotReady::Unsuitable { case: "the clock of Redis is wrong", reason }
 }
 
 /// Checks that Redis writes what it holds to disk. Without a queue, or where the settings allow it, it need not: then this is a warning,
 /// once for a connection.
-pub(super) async fn check_persistence(client: &Client, delivery: &Delivery, is_new: bool) -> Result<(), NotReady> {
-    let persistence: String = query(client, &["INFO", "persistence"]).await?;
-    if field(&persistence, "aof_enabled") != Some("0") {
+pub(super) async fn check_persistence(gate: &RedisGate, delivery: &Delivery, is_new: bool) -> Result<(), NotReady> {
+    let persistence: String = query(gate, &["INFO", "persistence"]).await?;
+    if writes_append_only_file(&persistence) {
         return Ok(());
     }
     match delivery {
         Delivery::Stream(_, StreamConfig { allow_without_aof: false, .. }) => {
-            return Err(NotReady::Unsuitable(
-                "Redis does not write an append-only file (appendonly no), so accepted orders would be lost with it: set appendonly yes, \
-                 or allow it with queue.allow_without_aof = true"
-                    .to_owned(),
-            ));
+            let reason = "Redis does not write an append-only file (appendonly no), so accepted orders would be lost with it: set \
+                appendonly yes, or allow it with queue.allow_without_aof = true";
+            return Err(NotReady::Unsuitable {
+                case: "Redis does not write an append-only file",
+                reason: reason.to_owned(),
+            });
         }
         _ if !is_new => {}
         Delivery::Stream(..) => tracing::warn!(
@@ -79,34 +84,43 @@ pub(super) async fn check_persistence(client: &Client, delivery: &Delivery, is_n
     Ok(())
 }
 
+/// A server that does not say so may not write one.
+fn writes_append_only_file(persistence: &str) -> bool {
+    field(persistence, "aof_enabled") == Some("1")
+}
+
 /// Without an evicted mark, the gate would admit orders that the ledger then rejects, and tell owners that the sale is sold out.
-async fn check_eviction(client: &Client) -> Result<(), NotReady> {
-    let answer: Result<Vec<String>, _> = try_query(client, &["CONFIG", "GET", "maxmemory-policy"]).await;
+async fn check_eviction(gate: &RedisGate) -> Result<(), NotReady> {
+    let answer: Result<Vec<String>, _> = try_query(gate, &["CONFIG", "GET", "maxmemory-policy"]).await;
     match answer {
         Ok(policy) => match policy.get(1).map(String::as_str) {
             Some("noeviction") => Ok(()),
             policy => {
                 let policy = policy.unwrap_or("unknown");
-                Err(NotReady::Unsuitable(format!(
+                let reason = format!(
                     "Redis evicts keys (maxmemory-policy {policy}), so the gate would forget orders; set it to noeviction"
-                )))
+                );
+                Err(NotReady::Unsuitable { case: "Redis evicts keys", reason })
             }
         },
-        Err(CommandError::Refused(error)) => Err(NotReady::Unsuitable(format!(
-            "Redis does not tell its maxmemory-policy ({error}); if it is noeviction, set redis.assume_noeviction = true"
-        ))),
+        Err(CommandError::Refused(error)) => Err(NotReady::Unsuitable {
+            case: "Redis does not tell its maxmemory-policy",
+            reason: format!(
+                "Redis does not tell its maxmemory-policy ({error}); if it is noeviction, set redis.assume_noeviction = true"
+            ),
+        }),
         Err(error) => Err(NotReady::Redis(error.to_string())),
     }
 }
 
-async fn query<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, NotReady> {
-    try_query(client, command).await.map_err(|error| NotReady::Redis(error.to_string()))
+async fn query<T: FromRedisValue>(gate: &RedisGate, command: &[&str]) -> Result<T, NotReady> {
+    try_query(gate, command).await.map_err(|error| NotReady::Redis(error.to_string()))
 }
 
-async fn try_query<T: FromRedisValue>(client: &Client, command: &[&str]) -> Result<T, CommandError> {
+async fn try_query<T: FromRedisValue>(gate: &RedisGate, command: &[&str]) -> Result<T, CommandError> {
     let mut sent = redis::Cmd::new();
     sent.arg(command);
-    let reply = client.send(sent).await?;
+    let reply = gate.query(sent).await?;
     T::from_redis_value(reply).map_err(|error| CommandError::Unknown(RedisError::from(error)))
 }
 
@@ -125,11 +139,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_compared_as_numbers() {
+    fn answers_of_the_server_are_read() {
         assert!(parse_version("7.0.15").unwrap() >= OLDEST_VERSION);
         assert!(parse_version("10.0.0").unwrap() >= OLDEST_VERSION);
         assert!(parse_version("6.2.14").unwrap() < OLDEST_VERSION);
         assert_eq!(parse_version("unknown"), None);
+        assert!(writes_append_only_file("# Persistence\r\naof_enabled:1\r\n"));
+        assert!(!writes_append_only_file("# Persistence\r\naof_enabled:0\r\n"));
+        assert!(!writes_append_only_file("# Persistence\r\nloading:0\r\n"));
         assert_eq!(field("# Server\r\nredis_version:7.0.15\r\nx:1\r\n", "redis_version"), Some("7.0.15"));
     }
 }

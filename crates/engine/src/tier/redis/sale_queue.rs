@@ -52,8 +52,9 @@ impl RedisTier {
         let recording = Recording::new(sale, &self.context, quarantine_after);
         // With RabbitMQ an entry is settled when it is published.
         let announces = matches!(self.delivery, Delivery::Stream(..));
-        let (gate, ledger, losses) = (self.gate.clone(), self.context.ledger.clone(), self.losses.clone());
-        let seller = Arc::new(Seller::new(sale, gate, ledger, recording, losses, announces));
+        let (gate, losses) = (self.gate.clone(), self.losses.clone());
+        let (ledger, clock) = (self.context.ledger.clone(), self.context.clock.clone());
+        let seller = Arc::new(Seller::new(sale, gate, ledger, clock, recording, losses, announces));
         let retrying = seller.clone();
         let retrying = AbortOnDropHandle::new(tokio::spawn(async move { retrying.retry_suspects().await }));
         let max_batch = max_batch.min(MAX_ADMITTED_AT_ONCE);

@@ -1,9 +1,10 @@
 //! Brings sales of the ledger into the gate, and what has changed to the other nodes.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use stampede_core::ports::{Gate as _, GateError, LedgerError};
+use stampede_core::ports::{GateError, LedgerError};
 use stampede_core::{Sale, SaleId, SalePhase, Timestamp};
 
 use super::super::Context;
@@ -27,6 +28,11 @@ impl RedisTier {
         Ok(Some(sale))
     }
 
+    /// Whether the ledger does not have a sale of which there are messages: it was restored to an earlier time.
+    pub(in crate::tier) async fn is_missing(&self, id: SaleId) -> Result<bool, LedgerError> {
+        Ok(self.context.sale_index.get(id).is_none() && self.refresh(id).await?.is_none())
+    }
+
     pub(super) fn adopt(&self, sale: &Sale) {
         if sale.phase == SalePhase::Open && !is_past_retention(sale, self.context.clock.now()) {
             self.gate.adopt(sale);
@@ -41,6 +47,23 @@ impl RedisTier {
             self.announce(sale.id).await;
         }
         Ok(())
+    }
+
+    /// Completes a reduction of the sale's stock in a task, because another client may have locked the sale's row, which must hold up no
+    /// other sale.
+    pub(super) fn start_reduction(self: &Arc<Self>, sale: &Sale, cap: Option<u32>) {
+        if sale.cap < sale.total {
+            let (tier, sale) = (self.clone(), sale.clone());
+            self.reductions.start(sale.id, async move { tier.complete_reduction(&sale, cap).await });
+        }
+    }
+
+    /// Notes that the gate has the edits of the sale up to the version of `sale`.
+    pub(super) async fn note_applied_edits(&self, sale: &Sale) -> Result<(), LedgerError> {
+        let ledger = &self.context.ledger;
+        // The clock that the clock of the gate is compared with.
+        let now = ledger.now().await?;
+        ledger.note_applied_edits(sale.id, sale.version, now).await
     }
 
     /// Tells the other nodes that the sale has changed in the ledger. They notice by themselves within a second.
@@ -62,7 +85,7 @@ pub(super) async fn open_created(tier: &RedisTier, id: SaleId) -> Result<Option<
     let Some(loaded) = tier.context.ledger.load(id).await? else { return Ok(None) };
     let mut sale = loaded.sale.clone();
     if !is_past_retention(&sale, tier.context.clock.now()) {
-        tier.gate.open(loaded).await?;
+        tier.gate.open_under(incarnation, loaded).await?;
         if !tier.context.ledger.finish_load(id, sale.epoch, incarnation).await? {
             return Err(GateError::NotOpen.into());
         }

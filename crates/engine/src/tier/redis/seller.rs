@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use metrics::{Histogram, counter, histogram};
+use metrics::{Counter, Histogram, counter, histogram};
 use stampede_core::ports::gate::{AdmitRequest, Release};
 use stampede_core::ports::{Admitted, Decision, Gate as _, GateError, Ledger, LedgerError, RecordOutcome};
-use stampede_core::{Admission, Epoch, OrderId, Refusal, SaleId, SalePhase, failpoint};
+use stampede_core::{Admission, Clock, Epoch, OrderId, Refusal, SaleId, SalePhase, failpoint};
 use stampede_gate::RedisGate;
 use stampede_gate::redis::{Entry, EntryId};
 use tokio::sync::Mutex;
@@ -20,6 +20,7 @@ use super::recovery::LostSales;
 use crate::batcher::Backend;
 use crate::error::describe;
 use crate::recording::{CommitOutcome, Pending, Recording};
+use crate::retention::is_past_retention;
 
 #[derive(Debug, Clone, Copy)]
 pub(in crate::tier) enum Job {
@@ -49,6 +50,7 @@ pub(in crate::tier) struct Seller {
     sale: SaleId,
     gate: Arc<RedisGate>,
     ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
     recording: Recording,
     losses: Arc<LostSales>,
     /// Whether nodes wait for the orders that are recorded.
@@ -58,6 +60,9 @@ pub(in crate::tier) struct Seller {
     /// Calls that settle entries, after their buyers have been answered.
     settling: TaskTracker,
     admit_seconds: Histogram,
+    /// Entries that this process has put into outboxes, and the orders in them.
+    entries: Counter,
+    entered_orders: Counter,
 }
 
 impl Seller {
@@ -65,6 +70,7 @@ impl Seller {
         sale: SaleId,
         gate: Arc<RedisGate>,
         ledger: Arc<dyn Ledger>,
+        clock: Arc<dyn Clock>,
         recording: Recording,
         losses: Arc<LostSales>,
         announces: bool,
@@ -73,12 +79,15 @@ impl Seller {
             sale,
             gate,
             ledger,
+            clock,
             recording,
             losses,
             announces,
             exclusive: Mutex::default(),
             settling: TaskTracker::new(),
             admit_seconds: histogram!("stampede_gate_admit_seconds"),
+            entries: counter!("stampede_outbox_entries_total"),
+            entered_orders: counter!("stampede_outbox_orders_total"),
         }
     }
 
@@ -107,6 +116,9 @@ impl Seller {
         }
         let admitted = admitted?.ok_or(GateError::NotOpen)?;
         if admitted.1.is_some() {
+            let is_admitted = |decision: &&Decision| matches!(decision.admission, Admission::Admitted(_));
+            self.entries.increment(1);
+            self.entered_orders.increment(admitted.0.iter().filter(is_admitted).count() as u64);
             failpoint::hit("buy.admitted");
         }
         Ok(admitted)
@@ -144,15 +156,28 @@ impl Seller {
                     None
                 }
             };
-            releases.push(Release { user: *user, order: *order, existing });
+            // If the order was live, a pending release in the ledger says so as well.
+            releases.push(Release { user: *user, order: *order, existing, ended: false });
         }
         if !releases.is_empty()
             && let Err(error) = self.gate.release(self.sale, &releases).await
+            && !(error == GateError::NotOpen && self.has_left_the_gate().await)
         {
             tracing::warn!(sale = %self.sale, marks = releases.len(), %error, "cannot release marks yet; the queue keeps them");
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Whether the sale was over so long ago that the gate has no marks of it.
+    async fn has_left_the_gate(&self) -> bool {
+        match self.ledger.sale(self.sale).await {
+            Ok(sale) => sale.is_some_and(|sale| is_past_retention(&sale, self.clock.now())),
+            Err(error) => {
+                tracing::debug!(sale = %self.sale, error = describe(&error), "cannot read when a sale was over");
+                false
+            }
+        }
     }
 
     /// Removes an entry whose orders the ledger has. Nothing waits for it.
@@ -172,25 +197,32 @@ impl Seller {
     }
 
     /// Stores entries that cannot be read as dead letters, and removes them from the outbox. Their orders hold marks, from which they are
-    /// recorded when gate and ledger are compared.
-    pub(in crate::tier) async fn remove_unreadable(&self, entries: &[Entry]) {
-        let mut stored = Vec::new();
+    /// recorded when gate and ledger are compared. After an error, some are still only in the outbox.
+    pub(in crate::tier) async fn remove_unreadable(&self, entries: &[Entry]) -> Result<(), GateError> {
+        let (mut stored, mut result) = (Vec::new(), Ok(()));
         for entry in entries.iter().filter(|entry| entry.unreadable.is_some()) {
             match self.gate.store_dead(self.sale, entry).await {
                 Ok(()) => stored.push(entry.id),
-                Err(error) => tracing::debug!(sale = %self.sale, %error, "cannot store a dead letter yet"),
+                Err(error) => {
+                    tracing::warn!(sale = %self.sale, %error, "cannot store a dead letter yet");
+                    result = Err(error);
+                }
             }
         }
         if !stored.is_empty() {
             counter!("stampede_queue_dead_letters_total").increment(stored.len() as u64);
             self.settle_now(&stored).await;
         }
+        result
     }
 
     /// Records the orders of entries of the outbox, in as few transactions as `max_batch` allows, and settles the entries. One that
-    /// cannot be settled yet stays in the outbox.
-    pub(in crate::tier) async fn record_entries(&self, entries: &[Entry], max_batch: usize) {
-        self.remove_unreadable(entries).await;
+    /// cannot be settled yet stays in the outbox. Returns whether every order has a row or is in quarantine, and no mark is left that should
+    /// not be.
+    pub(in crate::tier) async fn record_entries(&self, entries: &[Entry], max_batch: usize) -> bool {
+        let mut is_done = true;
+        // Logged. What could not be stored stays in the outbox.
+        let _ = self.remove_unreadable(entries).await;
         for entries in batches(entries, max_batch) {
             let pending_of = |entry: &Entry| {
                 let epoch = entry.id.epoch;
@@ -199,8 +231,10 @@ impl Seller {
             let pending: Vec<Pending> = entries.iter().flat_map(pending_of).collect();
             let outcomes = self.record(&pending).await;
             if self.release_dead(&pending, &outcomes).await.is_err() {
+                is_done = false;
                 continue;
             }
+            is_done &= all_decided(&outcomes);
             let mut rest = outcomes.as_slice();
             let mut decided = Vec::with_capacity(entries.len());
             for entry in entries {
@@ -212,16 +246,21 @@ impl Seller {
             }
             self.settle_now(&decided).await;
         }
+        is_done
     }
 
     /// Records orders that a queue has delivered, and releases the marks of those that the ledger refuses. Returns for each whether this
-    /// is done. `before_rebuild`: what cannot be recorded is quarantined, and marks are left to the rebuild.
+    /// is done. `before_rebuild`: what cannot be recorded is quarantined, unless every order of its batch has failed, and marks are left to
+    /// the rebuild.
     pub(in crate::tier) async fn record_delivered(&self, pending: &[Pending], before_rebuild: bool) -> Vec<bool> {
         let mut outcomes = self.record(pending).await;
         if before_rebuild {
             let undecided =
                 outcomes.iter_mut().zip(pending).filter(|(outcome, _)| **outcome == CommitOutcome::Undecided);
             for (outcome, pending) in undecided {
+                if self.recording.may_be_outage(pending.admitted.order) {
+                    continue;
+                }
                 match self.recording.quarantine(*pending).await {
                     Ok(recorded) => *outcome = CommitOutcome::Decided(recorded),
                     Err(error) => {
@@ -255,18 +294,35 @@ impl Seller {
     }
 
     /// Records orders of one epoch, without a change of the gate. What cannot be recorded is quarantined: under the next epoch it would
-    /// be rejected.
+    /// be rejected. If every order of a batch fails, the cause is probably not in the orders: they are returned instead.
     pub(super) async fn record_before_rebuild(
         &self,
         epoch: Epoch,
         orders: impl Iterator<Item = Admitted>,
-    ) -> Result<(), LedgerError> {
+    ) -> Result<Vec<Pending>, LedgerError> {
         let pending: Vec<_> = orders.map(|admitted| Pending { epoch, admitted }).collect();
         let outcomes = self.record(&pending).await;
+        let mut failed = Vec::new();
         for (pending, _) in pending.iter().zip(outcomes).filter(|(_, outcome)| *outcome == CommitOutcome::Undecided) {
+            if self.recording.may_be_outage(pending.admitted.order) {
+                failed.push(*pending);
+            } else {
+                self.recording.quarantine(*pending).await?;
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Quarantines what [`Self::record_before_rebuild`] has returned, if the ledger has recorded another order of the sale since this time.
+    /// Returns whether none is left.
+    pub(super) async fn quarantine_failed(&self, failed: &[Pending], since: Instant) -> Result<bool, LedgerError> {
+        if !failed.is_empty() && !self.recording.has_recorded_since(since) {
+            return Ok(false);
+        }
+        for pending in failed {
             self.recording.quarantine(*pending).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Retries orders that could not be recorded, at intervals. Never returns.

@@ -15,14 +15,15 @@ use tokio_util::task::AbortOnDropHandle;
 use super::super::per_sale::PerSale;
 use super::super::queued::broker::Broker;
 use super::super::queued::consumer::{self, Consumer};
-use super::super::queued::{self, rabbitmq_consumer};
+use super::super::queued::{self, parked, rabbitmq_consumer};
 use super::super::shielded::{Shield, ShieldConfig};
 use super::super::{Context, Delivery};
 use super::closed::ClosedTimer;
 use super::recovery::NotReady;
 use super::subscription::Subscription;
-use super::{RedisTier, RedisTierConfig, gate_record, outbox, reconcile, recovery};
+use super::{RedisTier, RedisTierConfig, gate_record, outbox, reconcile, recovery, retirement};
 use crate::engine::StartError;
+use crate::reduction::Reductions;
 use crate::scheduled::Schedule;
 use crate::shared_sessions::SharedSessions;
 
@@ -73,10 +74,12 @@ impl RedisTier {
             queues: PerSale::default(),
             losses: Arc::default(),
             changes: Arc::default(),
+            reductions: Reductions::default(),
             closed: ClosedTimer::default(),
             sales_read_at_ms: AtomicI64::new(i64::MIN),
             not_ready: Mutex::new(Some(NotReady::Starting)),
             is_unsuitable: AtomicBool::new(false),
+            has_gate: AtomicBool::new(false),
             workers: Mutex::default(),
             gate,
             sessions,
@@ -97,7 +100,9 @@ impl RedisTier {
         tier.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(subscription)));
         if let Some(broker) = &tier.broker {
             tier.spawn(broker.clone().keep_connecting());
+            tier.spawn(broker.clone().watch(tier.context.alerts.clone()));
             if tier.consumes() {
+                tier.spawn(parked::run(Arc::downgrade(&tier)));
                 // Before the gate is rebuilt, which waits for what is in the queue.
                 let stop = CancellationToken::new();
                 let consuming = rabbitmq_consumer::run(Arc::downgrade(&tier), broker.clone(), stop.clone());
@@ -109,7 +114,7 @@ impl RedisTier {
         let recovery = tokio::spawn(recovery::run(Arc::downgrade(&tier), started));
         tier.workers.lock().push(AbortOnDropHandle::new(recovery));
         match tokio::time::timeout(START_TIMEOUT, outcome).await {
-            Ok(Ok(Err(NotReady::Unsuitable(reason)))) => return Err(StartError::Redis(reason)),
+            Ok(Ok(Err(NotReady::Unsuitable { reason, .. }))) => return Err(StartError::Redis(reason)),
             Ok(Ok(Err(reason))) => {
                 tracing::warn!(%reason, cause = reason.cause(), "starting without the gate; trying again");
             }
@@ -120,6 +125,8 @@ impl RedisTier {
             .map_err(|error| StartError::Redis(error.to_string()))?;
         let reconcile = reconcile::run(Arc::downgrade(&tier), schedule, tier.config.reconcile.interval);
         tier.workers.lock().push(AbortOnDropHandle::new(tokio::spawn(reconcile)));
+        tier.spawn(retirement::run(Arc::downgrade(&tier)));
+        tier.spawn(tier.context.ledger_breaker.clone().run(tier.context.ledger.clone()));
         match &tier.delivery {
             Delivery::Commit | Delivery::RabbitMq(..) => tier.spawn(outbox::run(Arc::downgrade(&tier))),
             Delivery::Stream(_, stream) => {

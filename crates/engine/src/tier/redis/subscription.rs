@@ -134,13 +134,14 @@ fn parse(message: &[u8]) -> Option<Message> {
     let (word, sale) = (words.next()?, words.next()?.parse().ok()?);
     let mut generation =
         || Some(Generation { epoch: Epoch(words.next()?.parse().ok()?), number: words.next()?.parse().ok()? });
-    match word {
-        "changed" => Some(Message::Changed(sale)),
-        "recorded" => Some(Message::Recorded(sale)),
-        "reset" => Some(Message::Reset(sale, generation()?)),
-        "soldout" => Some(Message::SoldOut(sale, generation()?)),
-        _ => None,
-    }
+    let message = match word {
+        "changed" => Message::Changed(sale),
+        "recorded" => Message::Recorded(sale),
+        "reset" => Message::Reset(sale, generation()?),
+        "soldout" => Message::SoldOut(sale, generation()?),
+        _ => return None,
+    };
+    words.next().is_none().then_some(message)
 }
 
 async fn with_timeout<T>(work: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
@@ -170,6 +171,10 @@ mod tests {
             b"\xff\xfe",
             b"reset -1",
             b"reset 99999999999999999999",
+            b"reset 7 3 12 x",
+            b"soldout 7 3 12 ",
+            b"changed 7 3",
+            b"recorded 7 3 12",
         ] {
             assert_eq!(parse(malformed), None, "{malformed:?}");
         }

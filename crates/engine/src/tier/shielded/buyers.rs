@@ -8,7 +8,7 @@ use stampede_core::UserId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Above this number of buyers a filter is used: a user that it takes for a buyer by mistake only goes to the gate.
-const MAX_EXACT: usize = 100_000;
+pub(super) const MAX_EXACT: usize = 100_000;
 const FALSE_POSITIVES: f64 = 0.001;
 
 /// How many buyers a node remembers, over all sales.

@@ -33,8 +33,10 @@ use self::state::{Pauses, SaleState};
 
 /// The most sales with a shield. Requests for others go to the gate.
 const MAX_SALES: usize = 10_000;
-/// The shortest time between two readings of a sale's buyers.
+/// The shortest time between two readings of a sale's buyers. It is longer if they take long.
 const READ_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two searches for sales that have left the gate.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two questions about a sale, or a fifth of the expiry if that is shorter.
 const QUESTION_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -59,6 +61,8 @@ pub(super) struct Shield {
     config: ShieldConfig,
     gate: Arc<RedisGate>,
     sales: RwLock<HashMap<SaleId, Arc<Mutex<SaleState>>>>,
+    /// When sales that have left the gate were last searched for.
+    searched_at: Mutex<Option<Instant>>,
     /// When messages have last begun to arrive. `None` while they do not: they may be missed.
     subscribed_at: Mutex<Option<Instant>>,
     refused: Counter,
@@ -75,6 +79,7 @@ impl Shield {
             config,
             gate,
             sales: RwLock::default(),
+            searched_at: Mutex::new(None),
             subscribed_at: Mutex::new(None),
             refused: counter!("stampede_shield_refused_total"),
             probes: counter!("stampede_shield_probes_total"),
@@ -100,10 +105,12 @@ impl Shield {
             let shield = self.clone();
             tokio::spawn(async move { shield.renew(sale, &state).await });
         }
-        if refusal.is_some() {
-            self.refused.increment(1);
-        }
         refusal
+    }
+
+    /// This node has refused a request by itself.
+    pub(super) fn count_refusal(&self) {
+        self.refused.increment(1);
     }
 
     /// A message, or an answer of the gate, has named this generation of the sale.
@@ -155,8 +162,14 @@ impl Shield {
 
     /// The state of a sale; `None` if there are too many.
     fn state(&self, sale: SaleId) -> Option<Arc<Mutex<SaleState>>> {
-        if let Some(state) = self.sales.read().get(&sale) {
-            return Some(state.clone());
+        {
+            let sales = self.sales.read();
+            if let Some(state) = sales.get(&sale) {
+                return Some(state.clone());
+            }
+            if sales.len() >= MAX_SALES && !self.begin_search() {
+                return None;
+            }
         }
         let mut sales = self.sales.write();
         if sales.len() >= MAX_SALES && !sales.contains_key(&sale) {
@@ -169,6 +182,16 @@ impl Shield {
         let state = sales.entry(sale).or_default().clone();
         gauge!("stampede_shield_sales").set(u32::try_from(sales.len()).unwrap_or(u32::MAX));
         Some(state)
+    }
+
+    /// Whether sales that have left the gate should be searched for now: a search looks at all of them, while no request is refused.
+    fn begin_search(&self) -> bool {
+        let (mut searched_at, now) = (self.searched_at.lock(), Instant::now());
+        let is_due = searched_at.is_none_or(|at| now.duration_since(at) >= SEARCH_INTERVAL);
+        if is_due {
+            *searched_at = Some(now);
+        }
+        is_due
     }
 
     /// Asks the gate once more, shortly before its last answer expires, so that a crowd does not reach it at the moment of expiry.
@@ -192,6 +215,7 @@ impl Shield {
         let mut state = state.lock();
         state.note(generation);
         let Some((refusal, left)) = refusal::of(&answer) else { return Ok(None) };
+        state.note_marks(generation, refusal, answer.marks);
         if self.counts(asked_at) {
             // Redis reads its clock after the call began, so counting from there is too short rather than too long.
             state.set_refusing(generation, refusal, asked_at + self.config.expiry.min(left));
@@ -199,7 +223,7 @@ impl Shield {
         Ok(Some((generation, refusal, answer)))
     }
 
-    /// Reads who has an order, in a task, at most once at a time and once a second.
+    /// Reads who has an order, in a task, at most once at a time and once a second, and for at most about a tenth of the time.
     fn read_buyers(self: &Arc<Self>, sale: SaleId) {
         let Some(state) = self.state(sale) else { return };
         let Some(pause) = state.lock().begin_reading(Instant::now(), self.config.pauses()) else { return };
@@ -227,20 +251,30 @@ impl Shield {
         };
         let mut buyers = Buyers::with_capacity(reserved);
         if answer.marks > 0 {
-            self.reads.increment(1);
-            state.lock().note_reading(Instant::now());
-            let mut cursor = 0;
-            loop {
-                let (next, page) = self.gate.buyers(sale, cursor).await?;
-                buyers.extend(page);
-                if next == 0 {
-                    break;
-                }
-                cursor = next;
-            }
+            let began_at = Instant::now();
+            let read = self.read_pages(sale, &mut buyers).await;
+            state.lock().note_reading(Instant::now(), began_at.elapsed());
+            read?;
         }
-        state.lock().set_buyers(generation, refusal, buyers);
+        let mut state = state.lock();
+        if answer.marks > 0 {
+            // Under the lock: once a reading is counted, the node refuses by what it has read.
+            self.reads.increment(1);
+        }
+        state.set_buyers(generation, refusal, answer.marks, buyers);
         Ok(())
+    }
+
+    async fn read_pages(&self, sale: SaleId, buyers: &mut Buyers) -> Result<(), GateError> {
+        let mut cursor = 0;
+        loop {
+            let (next, page) = self.gate.buyers(sale, cursor).await?;
+            buyers.extend(page);
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
     }
 
     /// Room for the buyers of a sale. If there is none, sales that were not asked for lately make room; `None` if that is not enough.

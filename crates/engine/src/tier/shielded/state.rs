@@ -28,6 +28,8 @@ struct Refusing {
 struct KnownBuyers {
     refusal: Refusal,
     generation: Generation,
+    /// How many marks the gate had when it was asked before the buyers were read.
+    marks: u32,
     buyers: Buyers,
 }
 
@@ -42,6 +44,19 @@ pub(super) struct Pauses {
     pub(super) reading: Duration,
 }
 
+/// The share of the time for which a node reads the buyers of a sale: at most about one in this many.
+const READING_SHARE: u32 = 10;
+/// The longest time between two readings.
+const MAX_READING_PAUSE: Duration = Duration::from_secs(30);
+
+impl Pauses {
+    /// The pause after a reading that took this long. With many buyers whose orders are returned and sold again all the time, each node
+    /// would otherwise read without a break.
+    fn after_reading(self, took: Duration) -> Duration {
+        took.saturating_mul(READING_SHARE).min(MAX_READING_PAUSE).max(self.reading)
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct SaleState {
     highest: Option<Generation>,
@@ -50,7 +65,8 @@ pub(super) struct SaleState {
     is_asking: bool,
     is_reading: bool,
     asked_at: Option<Instant>,
-    read_at: Option<Instant>,
+    /// When the last reading of the buyers ended, and how long it took.
+    last_reading: Option<(Instant, Duration)>,
 }
 
 impl SaleState {
@@ -80,9 +96,17 @@ impl SaleState {
         self.refusing = Some(Refusing { refusal, generation, until });
     }
 
-    pub(super) fn set_buyers(&mut self, generation: Generation, refusal: Refusal, buyers: Buyers) {
+    pub(super) fn set_buyers(&mut self, generation: Generation, refusal: Refusal, marks: u32, buyers: Buyers) {
         if self.highest == Some(generation) {
-            self.known = Some(KnownBuyers { refusal, generation, buyers });
+            self.known = Some(KnownBuyers { refusal, generation, marks, buyers });
+        }
+    }
+
+    /// The gate has this many marks, and refuses for this reason. If there were others when the buyers were read, an order was admitted in
+    /// between: the clock of Redis was set back, so that the sale was on once more. The buyers are read again then.
+    pub(super) fn note_marks(&mut self, generation: Generation, refusal: Refusal, marks: u32) {
+        if self.has_buyers_of(generation, refusal) && self.known.as_ref().is_some_and(|known| known.marks != marks) {
+            self.known = None;
         }
     }
 
@@ -136,15 +160,16 @@ impl SaleState {
         if self.is_reading {
             return None;
         }
-        let pause = remaining_pause(self.read_at, pauses.reading, now);
+        let reading_pause = self.last_reading.map_or(pauses.reading, |(_, took)| pauses.after_reading(took));
+        let pause = remaining_pause(self.last_reading.map(|(ended_at, _)| ended_at), reading_pause, now);
         let pause = pause.max(remaining_pause(self.asked_at, pauses.question, now));
         (self.is_reading, self.asked_at) = (true, Some(now + pause));
         Some(pause)
     }
 
-    /// The buyers are read from now on.
-    pub(super) fn note_reading(&mut self, now: Instant) {
-        self.read_at = Some(now);
+    /// The buyers were read, successfully or not.
+    pub(super) fn note_reading(&mut self, ended_at: Instant, took: Duration) {
+        self.last_reading = Some((ended_at, took));
     }
 
     pub(super) fn end_reading(&mut self) {
@@ -188,7 +213,7 @@ mod tests {
         let mut state = SaleState::default();
         state.note(generation(1, 3));
         state.set_refusing(generation(1, 3), Refusal::SoldOut, now + EXPIRY);
-        state.set_buyers(generation(1, 3), Refusal::SoldOut, buyers(&[7]));
+        state.set_buyers(generation(1, 3), Refusal::SoldOut, 1, buyers(&[7]));
         state
     }
 
@@ -210,7 +235,7 @@ mod tests {
         let now = Instant::now();
         let mut state = SaleState::default();
         state.note(generation(1, 3));
-        state.set_buyers(generation(1, 3), Refusal::SoldOut, buyers(&[]));
+        state.set_buyers(generation(1, 3), Refusal::SoldOut, 0, buyers(&[]));
         assert!(!is_sold_out(&state, 8, now), "a message alone does not count");
         state.set_refusing(generation(1, 3), Refusal::SoldOut, now + EXPIRY);
         assert!(is_sold_out(&state, 8, now));
@@ -218,9 +243,9 @@ mod tests {
         state.set_refusing(generation(1, 4), Refusal::SoldOut, now + EXPIRY);
         assert!(!is_sold_out(&state, 8, now), "the buyers may be others");
         assert!(!state.has_buyers_of(generation(1, 4), Refusal::SoldOut));
-        state.set_buyers(generation(1, 3), Refusal::SoldOut, buyers(&[]));
+        state.set_buyers(generation(1, 3), Refusal::SoldOut, 0, buyers(&[]));
         assert!(!is_sold_out(&state, 8, now), "these were read before");
-        state.set_buyers(generation(1, 4), Refusal::SoldOut, buyers(&[]));
+        state.set_buyers(generation(1, 4), Refusal::SoldOut, 0, buyers(&[]));
         assert!(is_sold_out(&state, 8, now));
     }
 
@@ -230,12 +255,30 @@ mod tests {
         let mut state = SaleState::default();
         state.note(generation(1, 0));
         state.set_refusing(generation(1, 0), Refusal::NotStarted, now + EXPIRY);
-        state.set_buyers(generation(1, 0), Refusal::NotStarted, buyers(&[]));
+        state.set_buyers(generation(1, 0), Refusal::NotStarted, 0, buyers(&[]));
         assert_eq!(state.refusal(user(7), now), Some(Refusal::NotStarted));
         // It starts and is sold to user 7, without a new generation.
         state.set_refusing(generation(1, 0), Refusal::SoldOut, now + EXPIRY);
         assert_eq!(state.refusal(user(7), now), None);
         assert!(!state.has_buyers_of(generation(1, 0), Refusal::SoldOut), "they are read again");
+    }
+
+    #[test]
+    fn buyers_are_read_again_if_the_gate_has_other_marks() {
+        let now = Instant::now();
+        let mut state = SaleState::default();
+        state.note(generation(1, 3));
+        state.set_refusing(generation(1, 3), Refusal::Ended, now + EXPIRY);
+        state.set_buyers(generation(1, 3), Refusal::Ended, 1, buyers(&[7]));
+        state.note_marks(generation(1, 3), Refusal::Ended, 1);
+        // An answer for another reason, or of an earlier generation, says nothing about these buyers.
+        state.note_marks(generation(1, 3), Refusal::SoldOut, 2);
+        state.note_marks(generation(1, 2), Refusal::Ended, 2);
+        assert_eq!(state.refusal(user(8), now), Some(Refusal::Ended));
+        // The clock of Redis was set back, and user 8 bought, without a new generation.
+        state.note_marks(generation(1, 3), Refusal::Ended, 2);
+        assert_eq!(state.refusal(user(8), now), None);
+        assert!(!state.has_buyers_of(generation(1, 3), Refusal::Ended), "they are read again");
     }
 
     #[test]
@@ -281,6 +324,19 @@ mod tests {
     }
 
     #[test]
+    fn long_readings_are_followed_by_long_pauses() {
+        let ms = Duration::from_millis;
+        for (took, pause) in [(1, 1000), (100, 1000), (101, 1010), (2000, 20_000), (3000, 30_000), (60_000, 30_000)] {
+            let (mut state, ended_at) = (SaleState::default(), Instant::now());
+            state.note_reading(ended_at, ms(took));
+            assert_eq!(state.begin_reading(ended_at, PAUSES), Some(ms(pause)), "after {took} ms");
+            state.end_reading();
+            let later = ended_at + ms(pause) + PAUSES.question;
+            assert_eq!(state.begin_reading(later, PAUSES), Some(Duration::ZERO), "after {took} ms");
+        }
+    }
+
+    #[test]
     fn pauses_are_kept_if_no_answer_can_be_used() {
         let now = Instant::now();
         let mut state = SaleState::default();
@@ -288,7 +344,7 @@ mod tests {
         assert_eq!(state.begin_reading(now, PAUSES), None, "one at a time");
         state.end_reading();
         assert_eq!(state.begin_reading(now, PAUSES), Some(PAUSES.question), "nothing was read");
-        state.note_reading(now + PAUSES.question);
+        state.note_reading(now + PAUSES.question, Duration::ZERO);
         state.end_reading();
         assert_eq!(state.begin_reading(now + PAUSES.question, PAUSES), Some(PAUSES.reading));
         let mut state = sold_out(now);

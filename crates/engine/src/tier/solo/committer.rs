@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use stampede_core::ports::gate::Release;
 use stampede_core::ports::{Admitted, RecordOutcome, SaleLedger};
 use stampede_core::{SaleId, failpoint};
 use stampede_gate::MemoryGate;
@@ -80,29 +81,38 @@ impl Committer {
                 }
                 RecordOutcome::Inserted | RecordOutcome::AlreadyRecorded | RecordOutcome::Quarantined => continue,
             };
-            self.gate.release(self.sale, user, order, existing);
+            self.gate.release(self.sale, &Release { user, order, existing, ended: false });
             is_out_of_date |= matches!(outcome, RecordOutcome::Rejected { .. });
         }
         is_out_of_date
     }
 
-    /// Reloads the sale from the ledger, at most once per [`RELOAD_INTERVAL`].
+    /// Reloads the sale from the ledger, as soon as [`RELOAD_INTERVAL`] allows it. What the ledger had at the call is in the gate
+    /// afterwards, unless the ledger cannot be read or a release overtakes the reload.
     pub(super) async fn refresh(&self) {
-        let _guard = self.exclusive.lock().await;
-        self.reload().await;
+        loop {
+            tokio::time::sleep(self.until_reload()).await;
+            let _guard = self.exclusive.lock().await;
+            // Another reload may have begun before the lock was acquired.
+            if self.until_reload().is_zero() {
+                return self.reload().await;
+            }
+        }
     }
 
-    /// The caller holds `exclusive`, because no order of the sale may be recorded between the read and the change of the gate.
+    fn until_reload(&self) -> Duration {
+        let reloaded = *self.reloaded.lock();
+        reloaded.map_or(Duration::ZERO, |at| RELOAD_INTERVAL.saturating_sub(at.elapsed()))
+    }
+
+    /// Does nothing within [`RELOAD_INTERVAL`] of the last reload. The caller holds `exclusive`, because no order of the sale may be
+    /// recorded between the read and the change of the gate.
     async fn reload(&self) {
-        let due = {
-            let mut reloaded = self.reloaded.lock();
-            let due = reloaded.is_none_or(|at| at.elapsed() >= RELOAD_INTERVAL);
-            if due {
-                *reloaded = Some(Instant::now());
-            }
-            due
-        };
-        let Some(releases) = self.gate.releases(self.sale).filter(|_| due) else { return };
+        if !self.until_reload().is_zero() {
+            return;
+        }
+        *self.reloaded.lock() = Some(Instant::now());
+        let Some(releases) = self.gate.releases(self.sale) else { return };
         match self.ledger.load(self.sale).await {
             Ok(Some(loaded)) => {
                 let applied = self.gate.reload(loaded, releases);
@@ -139,3 +149,6 @@ impl std::fmt::Debug for Committer {
         f.debug_struct("Committer").field("sale", &self.sale).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use stampede_core::ports::gate::AdmitRequest;
+use stampede_core::ports::gate::{AdmitRequest, Release};
 use stampede_core::ports::{Admitted, Decision, Gate, LedgerError, RecordOutcome};
-use stampede_core::{Admission, OrderId, Refusal, Sale, SaleId, Timestamp, UserId, failpoint};
+use stampede_core::{Admission, Epoch, OrderId, Refusal, Sale, SaleId, Timestamp, UserId, failpoint};
 use stampede_gate::MemoryGate;
 use stampede_queue::{DeadLetter, DeadLetterId};
 use tokio::sync::Semaphore;
@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::committer::Committer;
 use super::per_sale::PerSale;
-use super::{AdmitOutcome, Context, OrderWait, RollForwardOutcome, Tier};
+use super::{AdmitOutcome, Context, OrderWait, RollForwardOutcome, Tier, time_of_mark};
 use crate::batcher::{Abandoned, Batcher, Options, Ticket};
 use crate::error::Error;
 use crate::reconcile::ReconcileReport;
@@ -44,6 +44,8 @@ pub struct SoloConfig {
     pub queue_total: usize,
     /// The earliest time after which an order that cannot be recorded goes into quarantine.
     pub quarantine_after: Duration,
+    /// Start after a tier with a queue, in which nothing waits.
+    pub abandon_queue: bool,
 }
 
 #[derive(Debug)]
@@ -81,8 +83,8 @@ impl Solo {
         let ledger = context.ledger.clone();
         let has_others = config.shared_ledger && ledger.has_other_workers(&context.holder).await?;
         if has_others {
-            // The other processes look for others once a second. This process may sell only after they know of it.
-            tokio::time::sleep(watch::INTERVAL * 2).await;
+            // This process may sell only after the others know of it.
+            tokio::time::sleep(watch::NOTICED_WITHIN).await;
         }
         context.has_others.store(has_others, Ordering::Relaxed);
 
@@ -116,14 +118,8 @@ impl Solo {
     }
 
     /// Puts an admitted order into the queue of its sale.
-    fn submit(
-        &self,
-        sale: SaleId,
-        AdmitRequest { user, order }: AdmitRequest,
-        decision: Decision,
-    ) -> Result<Ticket<CommitOutcome>, Error> {
-        let admitted = Admitted { order, user, seq: decision.seq, at: decision.at };
-        let pending = Pending { epoch: decision.epoch, admitted };
+    fn submit(&self, sale: SaleId, epoch: Epoch, admitted: Admitted) -> Result<Ticket<CommitOutcome>, Error> {
+        let pending = Pending { epoch, admitted };
         self.with_committer(sale, |committer| committer.batcher.submit(pending))?.map_err(Error::from)
     }
 
@@ -173,8 +169,10 @@ impl Tier for Solo {
                 failpoint::hit("buy.admitted");
                 // There is no await between setting the mark and submitting the order, so a caller that goes away cannot leave
                 // a mark without an order.
-                let outcome = self.submit(sale, request, decision).inspect_err(|_| {
-                    self.gate.release(sale, request.user, order, None);
+                let Decision { epoch, seq, at, .. } = decision;
+                let admitted = Admitted { order, user: request.user, seq, at };
+                let outcome = self.submit(sale, epoch, admitted).inspect_err(|_| {
+                    self.gate.release(sale, &Release { user: request.user, order, existing: None, ended: false });
                 })?;
                 if failpoint::planted("answer-early") {
                     let outcome = CommitOutcome::Decided(RecordOutcome::Inserted);
@@ -193,7 +191,10 @@ impl Tier for Solo {
         decision: Decision,
         _asked_at: Instant,
     ) -> Result<RollForwardOutcome, Error> {
-        let outcome = self.submit(sale, held, decision)?.await.map_err(|_| Error::OutcomeUnknown)?;
+        // The decision is that of this request. The time and the sequence number of the admission are not known.
+        let at = time_of_mark(self.context.sale_index.get(sale).as_deref(), decision.at);
+        let admitted = Admitted { order: held.order, user: held.user, seq: 0, at };
+        let outcome = self.submit(sale, decision.epoch, admitted)?.await.map_err(|_| Error::OutcomeUnknown)?;
         Ok(RollForwardOutcome::Submitted(outcome))
     }
 
@@ -239,7 +240,7 @@ impl Tier for Solo {
         Err(Error::Illegal("the tier solo has no queue".to_owned()))
     }
 
-    async fn rebuild(self: Arc<Self>) -> Result<(), Error> {
+    async fn rebuild(self: Arc<Self>) -> Result<usize, Error> {
         Err(Error::Illegal("in the tier solo the gate is in memory: a restart rebuilds it".to_owned()))
     }
 
@@ -249,6 +250,10 @@ impl Tier for Solo {
 
     fn gate(&self) -> &dyn Gate {
         &*self.gate
+    }
+
+    async fn gate_time(&self) -> Result<Timestamp, Error> {
+        Ok(self.context.clock.now())
     }
 
     fn local_refusal(&self, _sale: SaleId, _user: UserId) -> Option<Refusal> {
@@ -269,6 +274,10 @@ impl Tier for Solo {
 
     fn ready(&self) -> Result<(), Error> {
         Ok(())
+    }
+
+    fn accepts_without_ledger(&self) -> bool {
+        false
     }
 
     fn waiting(&self) -> usize {

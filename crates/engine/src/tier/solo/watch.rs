@@ -2,6 +2,7 @@
 //! process may have failed between the ledger and the gate. Also removes sales that are long over.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -10,12 +11,16 @@ use stampede_core::ports::Result;
 use stampede_core::{Sale, SaleId};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Solo;
+use super::{Context, Solo};
+use crate::edits;
 use crate::error::describe;
-use crate::reduction;
+use crate::reduction::{self, Reductions};
 use crate::retention::{RETENTION, is_past_retention};
 
-pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+/// How often the sales are compared. An edit holds in other processes within a second.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// After this time every other process that runs has looked for others, even if a round takes longer than usual.
+pub(super) const NOTICED_WITHIN: Duration = Duration::from_secs(2);
 /// How long after another process was last seen its effects may still appear.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -43,10 +48,11 @@ struct Watch {
     differences: HashMap<SaleId, Difference>,
     /// An order that died elsewhere and one that was sold elsewhere leave the counts equal, so deaths are watched, too.
     released: HashMap<SaleId, Released>,
-    /// What may wait for an order that is being recorded runs in tasks, so that one sale does not hold up the others.
+    /// What may wait for an order that is being recorded, or for a sale's row, runs in tasks, so that one sale does not hold up the others.
     refreshing: HashMap<SaleId, AbortOnDropHandle<()>>,
     others_left: Option<AbortOnDropHandle<()>>,
     retiring: Vec<AbortOnDropHandle<()>>,
+    reductions: Reductions,
 }
 
 /// Runs until `solo` is dropped.
@@ -79,14 +85,25 @@ impl Watch {
             }
         }
         let (mut differences, mut released) = (HashMap::new(), HashMap::new());
-        for sale in solo.context.ledger.sales(Some(now.minus(RETENTION))).await? {
+        let ledger = solo.context.ledger.as_ref();
+        let pending = edits::pending(ledger).await?;
+        let sales = ledger.sales(Some(now.minus(RETENTION))).await?;
+        edits::note_retired(ledger, &pending, &sales, now).await?;
+        for sale in sales {
             let id = sale.id;
             released.insert(id, self.reload_if_released(solo, &sale));
-            if let Some(difference) = update(solo, sale, self.differences.get(&id)).await? {
-                if difference.times > 1 && difference.times.is_power_of_two() {
-                    self.refresh(solo, id);
+            match update(solo, sale, pending.contains(&id), self.differences.get(&id), &self.reductions).await {
+                Ok(Some(difference)) => {
+                    if difference.times > 1 && difference.times.is_power_of_two() {
+                        self.refresh(solo, id);
+                    }
+                    differences.insert(id, difference);
                 }
-                differences.insert(id, difference);
+                Ok(None) => {}
+                // The other sales are compared all the same.
+                Err(error) => {
+                    tracing::warn!(sale = %id, error = describe(&error), "cannot compare a sale with the ledger; trying again");
+                }
             }
         }
         (self.differences, self.released) = (differences, released);
@@ -103,17 +120,18 @@ impl Watch {
         if !solo.context.has_others.load(Ordering::Relaxed) {
             // Without other processes every release went through this gate.
             released.reloads_due = 0;
-        } else if released.reloads_due > 0 && at_rest {
+        } else if released.reloads_due > 0 && at_rest && self.refresh(solo, sale.id) {
             released.reloads_due -= 1;
-            self.refresh(solo, sale.id);
         }
         released
     }
 
-    /// Reloads the sale from the ledger, unless that is under way.
-    fn refresh(&mut self, solo: &Arc<Solo>, id: SaleId) {
+    /// Reloads the sale from the ledger, unless that is under way. Returns whether it was begun.
+    fn refresh(&mut self, solo: &Arc<Solo>, id: SaleId) -> bool {
+        let Entry::Vacant(entry) = self.refreshing.entry(id) else { return false };
         let solo = solo.clone();
-        self.refreshing.entry(id).or_insert_with(|| spawn(async move { solo.refresh(id).await }));
+        entry.insert(spawn(async move { solo.refresh(id).await }));
+        true
     }
 
     async fn check_for_other_workers(&mut self, solo: &Arc<Solo>) -> Result<()> {
@@ -144,9 +162,23 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<(
     AbortOnDropHandle::new(tokio::spawn(task))
 }
 
+/// Completes a reduction of a sale's stock. `cap` is the gate's.
+async fn complete_reduction(solo: Arc<Solo>, sale: Sale, cap: Option<u32>) -> Result<()> {
+    let Context { ledger, clock, sale_index, .. } = &solo.context;
+    sale_index.put(reduction::complete(ledger.as_ref(), sale, cap, clock.now()).await?);
+    Ok(())
+}
+
 /// Applies the ledger's settings of one sale to the gate. Returns how its marks differ from the ledger's, if they do.
-async fn update(solo: &Solo, sale: Sale, before: Option<&Difference>) -> Result<Option<Difference>> {
-    let id = sale.id;
+/// `has_pending_edits`: the ledger does not know whether the gate has the sale's edits.
+async fn update(
+    solo: &Arc<Solo>,
+    sale: Sale,
+    has_pending_edits: bool,
+    before: Option<&Difference>,
+    reductions: &Reductions,
+) -> Result<Option<Difference>> {
+    let (id, version) = (sale.id, sale.version);
     let Some(snapshot) = solo.gate.snapshot(id) else {
         // Another process created it, or it could not be opened when it was created here. The gate is opened before the index
         // shows the sale, so that it is never shown with nothing left.
@@ -158,9 +190,18 @@ async fn update(solo: &Solo, sale: Sale, before: Option<&Difference>) -> Result<
     };
     let sold = (sale.sold, snapshot.settled);
     let cap = solo.gate.edit(&sale);
-    let sale = reduction::complete(solo.context.ledger.as_ref(), sale, cap, solo.context.clock.now()).await?;
-    // Another process has completed a reduction that this gate has taken with other marks: the version is the same, the cap is not.
-    let cap = (sale.cap, cap.unwrap_or(sale.cap));
+    let cap = if sale.cap < sale.total {
+        // Until the reduction is completed, the ledger's cap may be lower than the gate's.
+        reductions.start(id, complete_reduction(solo.clone(), sale.clone(), cap));
+        (sale.cap, sale.cap)
+    } else {
+        // Another process has completed a reduction that this gate has taken with other marks: the version is the same, the cap is not.
+        (sale.cap, cap.unwrap_or(sale.cap))
+    };
+    if has_pending_edits {
+        let Context { ledger, clock, .. } = &solo.context;
+        ledger.note_applied_edits(id, version, clock.now()).await?;
+    }
     solo.context.sale_index.put(sale);
     // Orders on their way are in the gate and not in the ledger, so a difference counts only if there are none, and if it is seen
     // twice. Quarantined orders are a lasting difference: a reload does not end it, so it is reloaded less and less often.

@@ -2,6 +2,7 @@
 -- KEYS[1] the sale: a hash
 -- KEYS[2] its marks: a hash of user to order, with the epoch under #epoch
 -- KEYS[3] its outbox: a stream
+-- KEYS[4] in a sale in which nobody may buy again: a hash of user to an order that has ended, with the epoch under #epoch
 -- ARGV[1] the epoch that the caller knows
 -- ARGV[2] the highest sequence number that the caller has seen
 -- ARGV[3] the most entries in the outbox
@@ -10,9 +11,9 @@
 -- ARGV[6…] for each request: user, order
 -- Returns 'lost', or {time in ms, generation, price, sequence number before this call, what is left after it, id of the new entry or '', one
 -- answer per request}:
--- 'a' admitted now, 'r' admitted before, 'h' and the order that the user has, 'b' busy, or a refusal: 's' sold out, 'n' not started,
+-- 'a' admitted now, 'r' admitted before, 'h' and the order that the user has or may not replace, 'b' busy, or a refusal: 's' sold out, 'n' not started,
 -- 'e' ended, 'p' paused, 'd' draft
-local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state', 'cap', 'begin', 'end', 'hw', 'seq', 'gen', 'price')
+local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state', 'cap', 'begin', 'end', 'hw', 'seq', 'gen', 'price', 'again')
 local seq = tonumber(sale[8])
 if sale[1] ~= INCARNATION or sale[2] ~= ARGV[1] or sale[3] == 'closed' or seq < tonumber(ARGV[2]) then
     return 'lost'
@@ -25,6 +26,13 @@ end
 local marks = redis.call('HMGET', KEYS[2], unpack(fields))
 if marks[1] ~= ARGV[1] then
     return 'lost'
+end
+local ended = {}
+if sale[11] == '0' then
+    ended = redis.call('HMGET', KEYS[4], unpack(fields))
+    if ended[1] ~= ARGV[1] then
+        return 'lost'
+    end
 end
 
 local time = redis.call('TIME')
@@ -49,6 +57,8 @@ for i = 6, #ARGV, 2 do
     local held = marks[i / 2 - 1] or taken[user]
     if held and refusal ~= 'd' then
         answers[#answers + 1] = held == order and 'r' or 'h' .. held
+    elseif ended[i / 2 - 1] and refusal ~= 'd' then
+        answers[#answers + 1] = 'h' .. ended[i / 2 - 1]
     elseif refusal then
         answers[#answers + 1] = refusal
     elseif left <= 0 then

@@ -2,11 +2,15 @@
 -- KEYS[1] the sale: a hash
 -- KEYS[2] its marks: a hash of user to order
 -- KEYS[3] its outbox: a stream
+-- KEYS[4] in a sale in which nobody may buy again: a hash of user to an order that has ended
 -- ARGV[1] the epoch that the caller knows
 -- Returns 'lost', or {version, state, begin, end, cap, generation, sequence number, number of marks, number of outbox entries, number of
 -- orders in them, time in ms}
-local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state', 'ver', 'begin', 'end', 'cap', 'gen', 'seq', 'pending', 'hw')
+local sale = redis.call('HMGET', KEYS[1], 'inc', 'epoch', 'state', 'ver', 'begin', 'end', 'cap', 'gen', 'seq', 'pending', 'hw', 'again')
 if sale[1] ~= INCARNATION or sale[2] ~= ARGV[1] or sale[3] == 'closed' or redis.call('HGET', KEYS[2], '#epoch') ~= ARGV[1] then
+    return 'lost'
+end
+if sale[12] == '0' and redis.call('HGET', KEYS[4], '#epoch') ~= ARGV[1] then
     return 'lost'
 end
 local time = redis.call('TIME')

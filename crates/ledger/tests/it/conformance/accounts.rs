@@ -24,7 +24,8 @@ fn challenge(n: u8, phone: &Phone, from: u8, at: Timestamp) -> Challenge {
 pub async fn challenge_has_limited_attempts_and_is_used_once(stores: &Stores) {
     let accounts = &stores.accounts;
     let phone = Phone::parse("13800138000").unwrap();
-    let (mine, guessers) = (challenge(1, &phone, 1, NOW), challenge(2, &phone, 2, NOW));
+    let later = |ms| NOW.plus(Duration::from_millis(ms));
+    let (mine, guessers) = (challenge(1, &phone, 1, NOW), challenge(2, &phone, 2, later(1)));
     for one in [&mine, &guessers] {
         accounts.put_challenge(one, 20).await.unwrap();
     }
@@ -54,10 +55,16 @@ pub async fn challenge_has_limited_attempts_and_is_used_once(stores: &Stores) {
     assert_eq!(tried(&other, mine_by_id, NOW).await, None, "another phone");
     assert_eq!(tried(&phone, ChallengeSelector::NewestFrom(elsewhere), NOW).await, None, "another address");
     assert_eq!(tried(&phone, mine_by_id, mine.expires_at).await, None, "expired");
-    let newer = challenge(3, &phone, 1, NOW.plus(Duration::from_millis(1)));
+    let newer = challenge(3, &phone, 1, later(2));
     accounts.put_challenge(&newer, 20).await.unwrap();
     assert_eq!(tried(&phone, ChallengeSelector::NewestFrom(mine.address), NOW).await, Some(newer), "the newest");
-    assert_eq!(accounts.login_failures(&phone).await.unwrap(), 7, "refused tries do not count");
+    // Of two that were created in the same millisecond the second is newer, whatever their ids.
+    for n in [9, 8] {
+        accounts.put_challenge(&challenge(n, &phone, 3, later(3)), 20).await.unwrap();
+    }
+    let newest = tried(&phone, ChallengeSelector::NewestFrom([192, 0, 2, 3].into()), NOW).await.unwrap();
+    assert_eq!(newest.id, ChallengeId([8; 16]));
+    assert_eq!(accounts.login_failures(&phone).await.unwrap(), 8, "refused tries do not count");
 
     let newcomer = User { id: user(5), phone: phone.clone(), nickname: "n".into() };
     let log_in = async |of: &Challenge, newcomer: &User, session: u8| {

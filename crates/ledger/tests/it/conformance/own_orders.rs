@@ -4,11 +4,16 @@ use super::*;
 
 /// A sale of another voucher in the shop of [`sale_of`].
 pub(super) async fn another_sale(stores: &Stores, n: i64) -> SaleId {
+    another_sale_with_deadline(stores, n, 0).await
+}
+
+pub async fn another_sale_with_deadline(stores: &Stores, n: i64, payment_deadline_ms: u32) -> SaleId {
     let first = stores.catalogue.voucher(VoucherId::new(7).unwrap()).await.unwrap().unwrap();
     let voucher = Voucher { id: VoucherId::new(100 + n).unwrap(), ..first };
     assert_eq!(stores.catalogue.create_voucher(&voucher).await.unwrap(), CreateOutcome::Created);
     let sale = SaleId::new(100 + n).unwrap();
-    assert_eq!(stores.ledger.create_sale(draft(sale, voucher.id, 100), NOW).await.unwrap(), CreateOutcome::Created);
+    let draft = SaleDraft { payment_deadline_ms, ..draft(sale, voucher.id, 100) };
+    assert_eq!(stores.ledger.create_sale(draft, NOW).await.unwrap(), CreateOutcome::Created);
     sale
 }
 
@@ -67,6 +72,20 @@ pub async fn orders_of_old_sales_are_listed_from_the_index(stores: &Stores) {
     assert_eq!(list(9).await, [501]);
     assert_eq!(list(1).await.first(), Some(&500));
     assert_eq!(check(stores, sales[1]).await, 2);
+}
+
+/// Once all orders of a sale that is over are in the index, only the index is read. `execute` runs a statement in the database.
+pub async fn old_orders_are_listed_from_the_index_alone(stores: &Stores, execute: impl AsyncFnOnce(&'static str)) {
+    let (ledger, sale) = (&stores.ledger, sale_of(stores, 5).await);
+    for n in 1..=3 {
+        record(stores, sale, &[(n, 1)]).await;
+        ledger.cancel(order(n), user(1), NOW).await.unwrap();
+    }
+    let over = ledger.sale(sale).await.unwrap().unwrap().window.end.plus(Duration::from_millis(1));
+    while ledger.index_orders(None, over, 10).await.unwrap().done().expect("it is not fenced") {}
+    execute("DELETE FROM orders_by_user WHERE order_id = 2").await;
+    let listed = ledger.orders_of(user(1), None, 100).await.unwrap();
+    assert_eq!(listed.iter().map(|order| order.id.get()).collect::<Vec<_>>(), [3, 1]);
 }
 
 pub async fn orders_are_listed_newest_first(stores: &Stores) {

@@ -72,4 +72,10 @@ pub async fn alerts_are_claimed_once(stores: &Stores) {
     assert!(!claim("a", NOW.plus(hour / 2)).await);
     assert!(claim("a", NOW.plus(hour)).await, "still so after an hour");
     assert!(!claim("a", NOW.plus(hour)).await);
+    for _ in 0..2 {
+        stores.ledger.clear_alert("a").await.unwrap();
+    }
+    assert!(!claim("b", NOW).await, "another case goes on");
+    assert!(claim("a", NOW.plus(hour)).await, "it had ended");
+    assert!(!claim("a", NOW.plus(hour)).await);
 }

@@ -1,6 +1,6 @@
 use stampede_core::ports::Admitted;
 use stampede_core::{Epoch, OrderId, Timestamp, UserId};
-use stampede_queue::{DecodeError, Marker};
+use stampede_queue::DecodeError;
 
 use super::*;
 
@@ -23,7 +23,12 @@ fn batch(tag: u64, partition: u16, of: i64, orders: i64) -> Delivery {
 }
 
 fn marker(tag: u64, partition: u16) -> Delivery {
-    let payload = Payload::Marker(Marker { incarnation: 7 });
+    let payload = Payload::Marker(Marker::Rebuild { incarnation: 7 });
+    Delivery { tag: Tag(tag), partition, payload, redelivered: false }
+}
+
+fn marker_of_comparison(tag: u64, partition: u16) -> Delivery {
+    let payload = Payload::Marker(Marker::Reconcile { id: 7 });
     Delivery { tag: Tag(tag), partition, payload, redelivered: false }
 }
 
@@ -87,6 +92,29 @@ fn marker_waits_for_everything_before_it_in_its_partition() {
     assert_eq!(deliveries.finished(0, Tag(3)), Some(Tag(3)));
 }
 
+/// What is before it is not lost if it is recorded later, so it is tried as without a marker.
+#[test]
+fn marker_of_a_comparison_waits_and_quarantines_nothing() {
+    let (mut deliveries, now) = (Deliveries::default(), Instant::now());
+    deliveries.add(batch(1, 0, 1, 1), now);
+    let work = deliveries.take_work(now, MAX);
+    assert!(report(&mut deliveries, work, 1, false, now).is_empty());
+    deliveries.add(marker_of_comparison(2, 0), now);
+    assert!(deliveries.take_work(now, MAX).is_empty(), "the pause is not over");
+    assert_eq!(deliveries.next_due(now), Some(now + FIRST_PAUSE));
+    let later = now + FIRST_PAUSE;
+    let work = deliveries.take_work(later, MAX);
+    assert_eq!((groups(&work), markers(&work)), (vec![(1, vec![1], false)], vec![]));
+    assert_eq!(report(&mut deliveries, work, 1, true, later), [1]);
+    assert_eq!(markers(&deliveries.take_work(later, MAX)), [2]);
+    assert_eq!(deliveries.finished(0, Tag(2)), Some(Tag(2)));
+    // A rebuild behind it: what is before both goes into quarantine.
+    for delivery in [batch(3, 0, 1, 1), marker_of_comparison(4, 0), marker(5, 0)] {
+        deliveries.add(delivery, later);
+    }
+    assert_eq!(groups(&deliveries.take_work(later, MAX)), [(1, vec![3], true)]);
+}
+
 #[test]
 fn what_cannot_be_recorded_waits_and_holds_up_no_other() {
     let (mut deliveries, now) = (Deliveries::default(), Instant::now());
@@ -97,12 +125,12 @@ fn what_cannot_be_recorded_waits_and_holds_up_no_other() {
     let work = deliveries.take_work(now, MAX);
     assert_eq!(groups(&work), [(1, vec![2], false)]);
     assert_eq!(report(&mut deliveries, work, 1, true, now), [2]);
-    assert_eq!(deliveries.next_due(), Some(now + FIRST_PAUSE));
+    assert_eq!(deliveries.next_due(now), Some(now + FIRST_PAUSE));
     let later = now + FIRST_PAUSE;
     let work = deliveries.take_work(later, MAX);
     assert_eq!(groups(&work), [(1, vec![1], false)]);
     assert!(report(&mut deliveries, work, 1, false, later).is_empty());
-    assert_eq!(deliveries.next_due(), Some(later + 2 * FIRST_PAUSE), "the pauses grow");
+    assert_eq!(deliveries.next_due(later), Some(later + 2 * FIRST_PAUSE), "the pauses grow");
     // A rebuild does not wait for the pause.
     deliveries.add(marker(3, 0), later);
     assert_eq!(groups(&deliveries.take_work(later, MAX)), [(1, vec![1], true)]);
@@ -132,4 +160,117 @@ fn undecodable_message_is_a_dead_letter_before_a_marker_passes() {
     assert!(matches!(&work[..], [Work::DeadLetter { tag: Tag(1), .. }]), "{work:?}");
     assert_eq!(deliveries.finished(0, Tag(1)), Some(Tag(1)));
     assert_eq!(markers(&deliveries.take_work(now, MAX)), [2]);
+}
+
+fn parks(work: &[Work]) -> Vec<(i64, Vec<u64>)> {
+    let park = |work: &Work| match work {
+        Work::Park { sale, held } => Some((sale.get(), held.iter().map(|held| held.tag.0).collect())),
+        _ => None,
+    };
+    work.iter().filter_map(park).collect()
+}
+
+/// Reports one outcome for what is to be parked.
+fn report_parked(deliveries: &mut Deliveries, work: &[Work], is_stored: bool, now: Instant) -> Vec<u64> {
+    let Some(Work::Park { sale, held }) = work.iter().find(|work| matches!(work, Work::Park { .. })) else {
+        panic!("nothing is to be parked: {work:?}");
+    };
+    deliveries.parked(*sale, held, is_stored, now).into_iter().map(|tag| tag.0).collect()
+}
+
+/// A sale whose first group is never recorded.
+fn stuck() -> (Deliveries, Instant) {
+    let (mut deliveries, now) = (Deliveries::default(), Instant::now());
+    for delivery in [batch(1, 0, 1, 100), batch(2, 0, 1, 1), batch(3, 0, 2, 1), marker(4, 0)] {
+        deliveries.add(delivery, now);
+    }
+    let work = deliveries.take_work(now, MAX);
+    assert_eq!(report(&mut deliveries, work, 2, true, now), [3]);
+    (deliveries, now)
+}
+
+#[test]
+fn stuck_sale_is_parked_once_the_ledger_has_answered_for_a_while() {
+    let (mut deliveries, now) = stuck();
+    assert_eq!(deliveries.next_due(now), Some(now + STUCK_AFTER));
+    assert!(deliveries.take_work(now + STUCK_AFTER / 2, MAX).is_empty());
+    let now = now + STUCK_AFTER;
+    assert_eq!(deliveries.take_work(now, MAX), [Work::Probe]);
+    assert!(deliveries.take_work(now, MAX).is_empty() && deliveries.next_due(now).is_none(), "asked once");
+    deliveries.probed(true, now);
+    assert!(deliveries.take_work(now, MAX).is_empty());
+    assert_eq!(deliveries.next_due(now), Some(now + ANSWERING_FOR));
+    let now = now + ANSWERING_FOR;
+    let work = deliveries.take_work(now, MAX);
+    assert_eq!(parks(&work), [(1, vec![1, 2])]);
+    assert!(deliveries.take_work(now, MAX).is_empty() && deliveries.next_due(now).is_none(), "parked once");
+    assert_eq!(report_parked(&mut deliveries, &work, true, now), [1, 2]);
+    assert_eq!(markers(&deliveries.take_work(now, MAX)), [4], "nothing is left before the marker");
+    assert_eq!(deliveries.next_due(now), None);
+    // What comes later does not wait.
+    deliveries.add(batch(5, 0, 1, 1), now);
+    assert_eq!(deliveries.next_due(now), Some(now));
+    assert_eq!(parks(&deliveries.take_work(now, MAX)), [(1, vec![5])]);
+}
+
+#[test]
+fn outage_of_the_ledger_parks_nothing() {
+    let (mut deliveries, now) = stuck();
+    let mut now = now + STUCK_AFTER;
+    for _ in 0..10 {
+        assert_eq!(deliveries.take_work(now, MAX), [Work::Probe]);
+        deliveries.probed(false, now);
+        assert_eq!(deliveries.next_due(now), Some(now + PROBE_PAUSE));
+        now += PROBE_PAUSE;
+    }
+    // The ledger can be read again, and nothing can be written to it.
+    assert_eq!(deliveries.take_work(now, MAX), [Work::Probe]);
+    deliveries.probed(true, now);
+    now += ANSWERING_FOR;
+    let work = deliveries.take_work(now, MAX);
+    assert!(report_parked(&mut deliveries, &work, false, now).is_empty());
+    assert!(deliveries.take_work(now, MAX).is_empty());
+    assert_eq!(deliveries.next_due(now), Some(now + PROBE_PAUSE));
+    now += PROBE_PAUSE;
+    assert_eq!(deliveries.take_work(now, MAX), [Work::Probe]);
+}
+
+#[test]
+fn what_was_recorded_while_it_was_parked_is_acknowledged_once() {
+    let (mut deliveries, start) = (Deliveries::default(), Instant::now());
+    deliveries.add(batch(1, 0, 1, 1), start);
+    let recording = deliveries.take_work(start, MAX);
+    let now = start + STUCK_AFTER;
+    deliveries.take_work(now, MAX);
+    deliveries.probed(true, now);
+    let now = now + ANSWERING_FOR;
+    let parking = deliveries.take_work(now, MAX);
+    assert_eq!(report(&mut deliveries, recording, 1, true, now), [1]);
+    assert!(report_parked(&mut deliveries, &parking, true, now).is_empty());
+    assert_eq!(deliveries.next_due(now), None);
+}
+
+/// The database rejects an order again and again, while others of its sale are recorded.
+#[test]
+fn delivery_that_fails_for_a_while_is_parked_alone() {
+    let (mut deliveries, now) = (Deliveries::default(), Instant::now());
+    deliveries.add(batch(1, 0, 1, 1), now);
+    let work = deliveries.take_work(now, MAX);
+    report(&mut deliveries, work, 1, false, now);
+    let now = now + STUCK_AFTER;
+    let work = deliveries.take_work(now, MAX);
+    assert_eq!(groups(&work), [(1, vec![1], false)]);
+    assert!(work.contains(&Work::Probe));
+    deliveries.probed(true, now);
+    report(&mut deliveries, work, 1, false, now);
+    deliveries.add(batch(2, 0, 1, 1), now);
+    let work = deliveries.take_work(now, MAX);
+    assert_eq!(groups(&work), [(1, vec![2], false)]);
+    report(&mut deliveries, work, 1, true, now);
+    let now = now + ANSWERING_FOR;
+    let work = deliveries.take_work(now, MAX);
+    assert_eq!((groups(&work), parks(&work)), (vec![(1, vec![1], false)], vec![(1, vec![1])]), "tried meanwhile");
+    assert_eq!(report_parked(&mut deliveries, &work, true, now), [1]);
+    assert!(report(&mut deliveries, work, 1, false, now).is_empty());
+    assert_eq!(deliveries.next_due(now), None);
 }
