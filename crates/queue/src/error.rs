@@ -15,6 +15,9 @@ pub enum UnreadyReason {
     /// It has returned a message, and what is missing is not declared again yet.
     #[error("it returns messages, because a queue or a binding is missing")]
     Returning,
+    /// It has taken no message for a while and refused some, for example because a policy limits the length of its queues.
+    #[error("it refuses messages, for example because its queues are full")]
+    Rejecting,
     /// An operator has to change the settings, or to delete what is there.
     #[error("a queue or an exchange exists and was declared otherwise")]
     DeclaredOtherwise,

@@ -64,6 +64,13 @@ struct Pending {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ChannelLost(pub(super) String);
 
+/// Whether the broker has taken, or refused to take, a message.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Answers {
+    pub(super) taken: bool,
+    pub(super) rejected: bool,
+}
+
 /// The messages under way on one channel.
 #[derive(Default)]
 pub(super) struct Confirms {
@@ -71,6 +78,8 @@ pub(super) struct Confirms {
     /// Numbers that were returned and whose confirms have not been seen.
     returned: HashSet<u64>,
     has_returned: bool,
+    /// Answers by the broker since this was last asked.
+    answers: Answers,
 }
 
 impl Confirms {
@@ -85,6 +94,11 @@ impl Confirms {
     /// Whether the broker has returned a message since this was last asked.
     pub(super) fn take_returned(&mut self) -> bool {
         std::mem::take(&mut self.has_returned)
+    }
+
+    /// What the broker has answered since this was last asked.
+    pub(super) fn take_answers(&mut self) -> Answers {
+        std::mem::take(&mut self.answers)
     }
 
     /// Answers every message that is confirmed. Pending until there is one.
@@ -125,7 +139,9 @@ impl Confirms {
             return Poll::Pending;
         }
         for (pending, outcome) in confirmed {
+            self.answers.rejected |= matches!(outcome, Ok(Confirmed { acknowledged: false, .. }));
             let outcome = self.decide(pending.number, outcome, unknown_return);
+            self.answers.taken |= outcome.is_ok();
             pending.waiter.answer(outcome);
         }
         Poll::Ready(lost.map_or(Ok(()), |error| Err(ChannelLost(error))))
@@ -227,6 +243,8 @@ mod tests {
         assert_eq!(poll(&mut confirms), Poll::Ready(Ok(())));
         assert_eq!(sent[0].answer(), Some(Ok(())));
         assert!(sent[2].is_unconfirmed());
+        assert_eq!(confirms.take_answers(), Answers { taken: true, rejected: true });
+        assert_eq!(confirms.take_answers(), Answers::default());
         assert!(confirms.is_empty() && permits.available_permits() == 100);
     }
 
@@ -241,6 +259,7 @@ mod tests {
             assert!(sent[victim].is_unconfirmed());
             assert_eq!(sent[returned].answer(), Some(Err(QueueError::Unroutable)));
             assert!(confirms.take_returned() && !confirms.take_returned());
+            assert_eq!(confirms.take_answers(), Answers::default(), "neither was taken for sure");
             sent[2].acknowledge(None);
             assert_eq!(poll(&mut confirms), Poll::Ready(Ok(())));
             assert_eq!(sent[2].answer(), Some(Ok(())));

@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::confirms::{ChannelLost, Confirmed, Confirms, Publishing, Returned, Waiter};
+use super::confirms::{Answers, ChannelLost, Confirmed, Confirms, Publishing, Returned, Waiter};
 use super::connection::{Link, broker_error};
 use super::topology::{Target, Topology};
 use super::{ConnectError, Setup};
@@ -39,6 +39,11 @@ const PERSISTENT: u8 = 2;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long closing waits for confirms.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The broker is unready if it has refused messages for this long and taken none. If this were shorter, one full queue would count although
+/// others take messages.
+const REJECTING_AFTER: Duration = Duration::from_secs(2);
+/// It counts as ready again this long after it has refused one: if nothing is published, nothing shows that it takes messages again.
+const REJECTED_FOR: Duration = Duration::from_secs(5);
 /// Returned messages are logged at most this often.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const TOO_MANY: QueueError = QueueError::Busy("too many messages are not confirmed yet");
@@ -59,12 +64,26 @@ enum State {
         requests: mpsc::Sender<Request>,
         status: ConnectionStatus,
         unready: Option<UnreadyReason>,
+        rejecting: Option<Rejecting>,
     },
     Disconnected {
         reason: String,
         unready: UnreadyReason,
     },
     Closed,
+}
+
+/// When the broker has refused a message, without having taken one since.
+#[derive(Debug, Clone, Copy)]
+struct Rejecting {
+    first: Instant,
+    last: Instant,
+}
+
+impl Rejecting {
+    fn is_unready(&self) -> bool {
+        self.first.elapsed() >= REJECTING_AFTER && self.last.elapsed() < REJECTED_FOR
+    }
 }
 
 pub(super) struct Publisher {
@@ -119,7 +138,10 @@ impl Publisher {
         match &*self.state.read() {
             State::Connected { status, .. } if !status.connected() => Some(UnreadyReason::Unreachable),
             State::Connected { status, .. } if status.blocked() => Some(UnreadyReason::Blocked),
-            State::Connected { unready, .. } => *unready,
+            State::Connected { unready: Some(reason), .. } => Some(*reason),
+            State::Connected { rejecting, .. } => {
+                rejecting.filter(Rejecting::is_unready).map(|_| UnreadyReason::Rejecting)
+            }
             State::Disconnected { unready, .. } => Some(*unready),
             State::Closed => Some(UnreadyReason::Unreachable),
         }
@@ -159,7 +181,8 @@ fn enter(state: &RwLock<State>, setup: &Setup, link: &Link) -> mpsc::Receiver<Re
     let (sender, requests) = mpsc::channel(setup.max_in_flight);
     let mut state = state.write();
     if !matches!(*state, State::Closed) {
-        *state = State::Connected { requests: sender, status: link.connection.status().clone(), unready: None };
+        let status = link.connection.status().clone();
+        *state = State::Connected { requests: sender, status, unready: None, rejecting: None };
     }
     requests
 }
@@ -205,6 +228,25 @@ async fn declare_again(setup: &Setup, link: &Link, state: &RwLock<State>, is_log
                 note(Some(error.unready_reason()));
                 backoff.sleep().await;
             }
+        }
+    }
+}
+
+/// Notes that the broker takes messages, or refuses them.
+fn note_answers(setup: &Setup, state: &RwLock<State>, answers: Answers) {
+    let State::Connected { rejecting, .. } = &mut *state.write() else { return };
+    let broker = &setup.connector.address;
+    match rejecting {
+        Some(_) if answers.taken => {
+            *rejecting = None;
+            tracing::info!(%broker, "the broker takes messages again");
+        }
+        Some(rejecting) => rejecting.last = Instant::now(),
+        None if answers.taken => {}
+        None => {
+            let now = Instant::now();
+            *rejecting = Some(Rejecting { first: now, last: now });
+            tracing::warn!(%broker, "the broker refuses messages; is a limit of its queues reached?");
         }
     }
 }
@@ -273,6 +315,7 @@ async fn run(
     let mut check = tokio::time::interval(CHECK_INTERVAL);
     let mut closing = false;
     let (mut declaring, mut logged_at): (Option<BoxFuture<'_, ()>>, Option<Instant>) = (None, None);
+    let mut is_rejecting = false;
     let lost = loop {
         if closing && confirms.is_empty() {
             return Ok(());
@@ -281,6 +324,11 @@ async fn run(
             answered = poll_fn(|context| confirms.poll_answer(context)), if !confirms.is_empty() => {
                 if let Err(lost) = answered {
                     break lost;
+                }
+                let answers = confirms.take_answers();
+                if answers.rejected || (is_rejecting && answers.taken) {
+                    is_rejecting = !answers.taken;
+                    note_answers(setup, state, answers);
                 }
                 if confirms.take_returned() && declaring.is_none() {
                     let is_logged = logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);

@@ -1,4 +1,5 @@
-//! With RabbitMQ: an operator has deleted a queue or a binding, so that the broker returns messages.
+//! With RabbitMQ: an operator has deleted a queue or a binding, so that the broker returns messages, or has limited its queues, so that it
+//! refuses them.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use lapin::types::FieldTable;
 use stampede_core::SaleId;
 use stampede_proof::history::Response;
 use stampede_proof::recorder::Recorder;
-use stampede_testkit::until;
+use stampede_testkit::{rabbitmq, until};
 
 use super::rabbitmq::{BROKER, PARTITIONS, channel, consumers, rows, start};
 use crate::shared::Nodes;
@@ -111,8 +112,47 @@ async fn queue_that_was_declared_otherwise_is_reported(kind: Kind) {
     assert_eq!(nodes.verify(&history, sale).await, 2);
 }
 
+/// A policy of an operator lets the queues take no messages: the node is not ready, operators get an alert, and nothing is lost.
+async fn queues_that_refuse_messages_are_reported(kind: Kind) {
+    let broker = rabbitmq::start().unwrap();
+    let nodes = start(kind, 1, &broker);
+    let buyers = nodes.shops[0].log_in(0, 2).await;
+    let sale = nodes.create_sale(2).await;
+    let history = Arc::new(Recorder::default());
+    assert!(!buy(&nodes, &history, sale, &buyers[0]).await);
+    // Recorded before its queue is limited.
+    let recording = consumers(&nodes, 1, &broker);
+    until("the order is recorded", async || rows(&nodes, sale).await == 1).await;
+    recording.stop();
+    let limits = r#"{"max-length": 0, "overflow": "reject-publish"}"#;
+    rabbitmq::control(&broker, &["set_policy", "--apply-to", "queues", "full", ".*", limits]).unwrap();
+    until("the node says why it is not ready", async || {
+        let attempt = history.buy(&mut nodes.shops[0].client().await, sale, &buyers[1]).await;
+        assert_ne!(attempt.response, Response::SoldOut);
+        let (status, body) = readiness(&nodes).await;
+        status == 503 && body.contains("RabbitMQ cannot be used: it refuses messages")
+    })
+    .await;
+    // The node goes on publishing what is left in the outbox, and nothing else is published.
+    until("operators are alerted", async || {
+        nodes.shops[0].has_metric("stampede_alerts_total{alert=\"broker_unusable\"} 1").await
+    })
+    .await;
+    assert_eq!(readiness(&nodes).await.0, 503, "as long as it lasts");
+    rabbitmq::control(&broker, &["clear_policy", "full"]).unwrap();
+    until("the node is ready", async || readiness(&nodes).await.0 == 200).await;
+    until("the order is accepted", async || {
+        let bought = history.buy(&mut nodes.shops[0].client().await, sale, &buyers[1]).await;
+        matches!(bought.response, Response::Pending | Response::Already)
+    })
+    .await;
+    let _consumers = consumers(&nodes, 1, &broker);
+    assert_eq!(nodes.verify(&history, sale).await, 2);
+}
+
 on_each_database!(
     @module on_postgres, Postgres,
     deleted_queues_and_bindings_are_declared_again,
-    queue_that_was_declared_otherwise_is_reported
+    queue_that_was_declared_otherwise_is_reported,
+    queues_that_refuse_messages_are_reported
 );

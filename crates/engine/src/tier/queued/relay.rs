@@ -4,7 +4,7 @@
 use futures_util::StreamExt as _;
 use stampede_core::SaleId;
 use stampede_gate::redis::{Entry, EntryId};
-use stampede_queue::Batch;
+use stampede_queue::{Batch, UnreadyReason};
 
 use super::broker::Broker;
 use crate::tier::redis::Seller;
@@ -14,7 +14,8 @@ const CONCURRENT: usize = 16;
 
 /// Publishes entries of one sale. Those that are not confirmed stay in the outbox.
 pub(in crate::tier) async fn publish(broker: &Broker, seller: &Seller, sale: SaleId, entries: Vec<Entry>) {
-    if let Some(reason) = broker.unready_reason() {
+    // A broker that refuses messages is tried: nothing else shows that it takes them again.
+    if let Some(reason) = broker.unready_reason().filter(|reason| *reason != UnreadyReason::Rejecting) {
         tracing::debug!(%sale, %reason, "entries stay in the outbox");
         return;
     }
