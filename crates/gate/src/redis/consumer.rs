@@ -5,9 +5,10 @@
 //!
 //! Only `open` creates the stream and its group, so a missing group means that Redis has lost the outbox.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{FromRedisValue as _, RedisError};
+use redis::{FromRedisValue as _, RedisError, Value};
 use stampede_core::SaleId;
 use stampede_core::ports::GateError;
 use stampede_redis::{Client, CommandError};
@@ -70,6 +71,28 @@ impl RedisGate {
         let (next, rows, _deleted) =
             <(String, Vec<Row>, Vec<String>)>::from_redis_value(reply).map_err(|error| unexpected(error.into()))?;
         *cursor = next;
+        Ok(parse_rows(sale, &rows))
+    }
+
+    /// The oldest entries that were read by some consumer and are not settled, at most `limit`. Some may be in no consumer's list, so that
+    /// none can claim them: another client has acknowledged them, or moved the group ahead of them.
+    ///
+    /// # Errors
+    /// [`GateError::Lost`] if Redis does not have the outbox.
+    pub async fn delivered(&self, sale: SaleId, limit: usize) -> Result<Vec<Entry>, GateError> {
+        let key = self.key(sale, "out");
+        let mut info = redis::cmd("XINFO");
+        info.arg("GROUPS").arg(&key);
+        let groups: Vec<HashMap<String, Value>> = self.send(info).await?;
+        let is_ours = |group: &HashMap<String, Value>| {
+            group.get("name").is_some_and(|name| String::from_redis_value_ref(name).is_ok_and(|name| name == GROUP))
+        };
+        let group = groups.into_iter().find(is_ours).ok_or(GateError::Lost)?;
+        let last = group.get("last-delivered-id").map(String::from_redis_value_ref).transpose();
+        let last = last.map_err(|error| unexpected(error.into()))?.ok_or(GateError::Lost)?;
+        let mut range = redis::cmd("XRANGE");
+        range.arg(key).arg("-").arg(last).arg("COUNT").arg(limit);
+        let rows: Vec<Row> = self.send(range).await?;
         Ok(parse_rows(sale, &rows))
     }
 

@@ -139,6 +139,25 @@ async fn unsettled_entries_are_claimed_after_the_idle_time() {
     assert_eq!(ids(&outboxes.read("a", id(1), 10).await), admitted[4..]);
 }
 
+/// Another client acknowledges entries, or moves the group ahead of them: they were read, and no consumer can claim them.
+#[tokio::test]
+async fn entries_that_no_consumer_can_claim_are_found() {
+    let outboxes = started(&[id(1)]).await;
+    let admitted = outboxes.admit(id(1), 1..=5).await;
+    assert_eq!(outboxes.gate.delivered(id(1), 10).await.unwrap(), [], "nothing was read");
+    let read = outboxes.read("a", id(1), 2).await;
+    let out = outboxes.ask(&["keys", "*:out"]);
+    outboxes.ask(&["xack", out.trim(), "ledger", &admitted[0].to_string()]);
+    assert_eq!(ids(&outboxes.claim("b", id(1), Duration::ZERO).await), [admitted[1]], "the other one is in no list");
+    assert_eq!(outboxes.gate.delivered(id(1), 10).await.unwrap(), read, "with those that a consumer has");
+    outboxes.ask(&["xgroup", "setid", out.trim(), "ledger", &admitted[3].to_string()]);
+    assert_eq!(ids(&outboxes.gate.delivered(id(1), 10).await.unwrap()), admitted[..4]);
+    assert_eq!(ids(&outboxes.gate.delivered(id(1), 3).await.unwrap()), admitted[..3]);
+    outboxes.settle(id(1), &admitted[..4]).await;
+    assert_eq!(outboxes.gate.delivered(id(1), 10).await.unwrap(), []);
+    assert_eq!(ids(&outboxes.read("b", id(1), 10).await), admitted[4..]);
+}
+
 #[tokio::test]
 async fn settled_entries_are_never_delivered_again() {
     let outboxes = started(&[id(1)]).await;

@@ -91,6 +91,31 @@ async fn repeated_entries_do_no_harm(kind: Kind) {
     }
 }
 
+/// Another client of Redis acknowledges entries that were not recorded, and moves the consumer group ahead of others, so that no consumer
+/// can read or claim them. They are recorded all the same, while the sale goes on.
+async fn entries_that_no_consumer_can_read_are_recorded(kind: Kind) {
+    let nodes = start(kind, 1);
+    let everyone = nodes.shops[0].log_in(0, 9).await;
+    let (sale, history) = (nodes.create_sale(9).await, Arc::new(Recorder::default()));
+    for buyer in &everyone[..8] {
+        nodes.storm(&history, sale, std::slice::from_ref(buyer), 1).await;
+    }
+    let ask = |command: &[&str]| redis::ask(nodes.redis.port(), command).unwrap().trim().to_owned();
+    let out = ask(&["keys", &outbox(sale)]);
+    assert_eq!(entries(&nodes.redis, &out), 8);
+    ask(&["xreadgroup", "group", "ledger", "stranger", "count", "3", "streams", &out, ">"]);
+    for seq in 1..=3 {
+        ask(&["xack", &out, "ledger", &format!("1-{seq}")]);
+    }
+    ask(&["xgroup", "setid", &out, "ledger", "1-6"]);
+    let consumers = Consumers::start(&nodes, 2);
+    until("those that can be read are recorded", async || rows(&nodes, sale).await >= 2).await;
+    nodes.storm(&history, sale, &everyone[8..], 1).await;
+    until("the entries are settled", async || entries(&nodes.redis, &out) == 0).await;
+    assert_eq!(nodes.verify(&history, sale).await, 9);
+    consumers.stop();
+}
+
 /// Entries with arbitrary bytes become dead letters, which operators see and discard. The others are recorded, the sale goes on, and the
 /// orders of the entries are recorded from their marks.
 async fn arbitrary_bytes_become_dead_letters(queue: Queue<'_>, kind: Kind) {
@@ -424,6 +449,7 @@ on_each_database!(
 );
 on_each_database!(
     @module on_mariadb, MariaDb,
+    entries_that_no_consumer_can_read_are_recorded,
     arbitrary_bytes_in_a_stream_become_dead_letters,
     recorded_orders_survive_an_empty_redis,
     accepted_orders_survive_a_crash_of_redis,

@@ -13,7 +13,7 @@ use metrics::{Counter, counter};
 use parking_lot::Mutex;
 use stampede_core::SaleId;
 use stampede_core::ports::GateError;
-use stampede_gate::redis::Entry;
+use stampede_gate::redis::{Entry, EntryId};
 use stampede_redis::Backoff;
 use tokio_util::task::TaskTracker;
 
@@ -27,6 +27,10 @@ const READ: usize = 16;
 /// An entry that was read this long ago and is not settled is taken over: its consumer has died, or could not record it.
 const CLAIM_AFTER: Duration = Duration::from_secs(3);
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
+/// An entry that was read and is still there after this time can be claimed by no consumer, or has not been recorded for as long: it is
+/// recorded without being claimed. Measured from when this process first saw it.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+const FORGOTTEN_INTERVAL: Duration = Duration::from_secs(5);
 /// A consumer that has read nothing for this long, and has nothing left to settle, is gone.
 const GONE_AFTER: Duration = Duration::from_secs(600);
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
@@ -40,6 +44,8 @@ pub(in crate::tier) struct Consumer {
     busy: Arc<BusySales>,
     /// Where the search for entries that were left goes on.
     cursors: Mutex<HashMap<SaleId, String>>,
+    /// When the oldest entries of each sale that were read and are not settled were first seen.
+    delivered: Mutex<HashMap<SaleId, HashMap<EntryId, Instant>>>,
     tasks: TaskTracker,
     orders: Counter,
 }
@@ -51,6 +57,7 @@ impl Consumer {
             name,
             busy: Arc::default(),
             cursors: Mutex::default(),
+            delivered: Mutex::default(),
             tasks: TaskTracker::new(),
             orders: counter!("stampede_queue_consumed_orders_total"),
         })
@@ -111,6 +118,18 @@ impl Consumer {
         }
         Ok(entries)
     }
+
+    /// The entries of a sale that were read long ago, and are in the outbox still.
+    async fn forgotten(&self, tier: &Arc<RedisTier>, sale: SaleId) -> Result<Vec<Entry>, GateError> {
+        let delivered = tier.gate.delivered(sale, READ).await?;
+        let now = Instant::now();
+        let mut seen = self.delivered.lock();
+        let before = seen.remove(&sale).unwrap_or_default();
+        let first_seen = |entry: &Entry| before.get(&entry.id).copied().unwrap_or(now);
+        seen.insert(sale, delivered.iter().map(|entry| (entry.id, first_seen(entry))).collect());
+        drop(seen);
+        Ok(delivered.into_iter().filter(|entry| now.duration_since(first_seen(entry)) >= FORGOTTEN_AFTER).collect())
+    }
 }
 
 /// Reads entries until the tier is dropped.
@@ -118,11 +137,16 @@ pub(in crate::tier) async fn run(tier: Weak<RedisTier>, consumer: Arc<Consumer>,
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     let mut claimed_at: Option<Instant> = None;
     let mut forgot_at = Instant::now();
+    let mut looked_at = Instant::now();
     loop {
         let Some(tier) = tier.upgrade() else { return };
         if forgot_at.elapsed() >= FORGET_INTERVAL {
             forgot_at = Instant::now();
             forget_consumers(&tier).await;
+        }
+        if looked_at.elapsed() >= FORGOTTEN_INTERVAL {
+            looked_at = Instant::now();
+            record_forgotten(&tier, &consumer).await;
         }
         let idle = consumer.busy.idle(tier.gate.sales());
         let is_claim_due = claimed_at.is_none_or(|at| at.elapsed() >= CLAIM_INTERVAL);
@@ -176,6 +200,23 @@ async fn claim(tier: &Arc<RedisTier>, consumer: &Arc<Consumer>, sales: &[SaleId]
         }
     }
     first_error
+}
+
+/// Records entries that were read and that no consumer can claim: another client of Redis has acknowledged them, or moved the group ahead
+/// of them.
+async fn record_forgotten(tier: &Arc<RedisTier>, consumer: &Arc<Consumer>) {
+    let sales = tier.gate.sales_with_entries();
+    consumer.delivered.lock().retain(|sale, _| sales.contains(sale));
+    for sale in consumer.busy.idle(sales) {
+        match consumer.forgotten(tier, sale).await {
+            Ok(entries) if entries.is_empty() => {}
+            Ok(entries) => {
+                tracing::warn!(%sale, entries = entries.len(), "recording orders that were read and that no consumer has recorded");
+                consumer.start(tier, sale, entries);
+            }
+            Err(error) => tracing::debug!(%sale, %error, "cannot look for entries that no consumer has"),
+        }
+    }
 }
 
 /// Finds the sales whose outbox is missing: the answer for many sales does not name it.
