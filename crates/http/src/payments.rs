@@ -40,6 +40,11 @@ pub(crate) struct PaymentResponse {
     order_id: Option<OrderId>,
 }
 
+/// The title of the code says to log in, which a provider cannot.
+fn not_signed() -> Problem {
+    Problem::new(Code::Unauthorized).detail("the header x-stampede-signature is missing, not valid, or too old")
+}
+
 /// Reports a payment. The header `x-stampede-signature` is `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of `SECONDS.BODY`.
 #[utoipa::path(post, path = "/v1/payments/callback", tag = "payments", request_body = PaymentCallback,
     params(("x-stampede-signature" = String, Header, description = "`t=SECONDS,v1=HEX`")),
@@ -60,8 +65,10 @@ pub(crate) async fn callback(
         app.limits.reads_per_address.check(rate_limit_key(address)).await.map_err(|wait| Error::Limited { wait })?;
     }
     let RawBody(body) = body?;
-    let signature = signature.ok_or_else(|| Problem::new(Code::Unauthorized))?.to_owned();
-    let payment = run_detached(async move { app.engine.receive_callback(&signature, &body).await }).await?;
+    let signature = signature.ok_or_else(not_signed)?.to_owned();
+    let received = run_detached(async move { app.engine.receive_callback(&signature, &body).await }).await;
+    let payment =
+        received.map_err(|problem| if problem.code() == Code::Unauthorized { not_signed() } else { problem })?;
     let (status, reason) = payment.answer();
     Ok(Json(PaymentResponse { status, reason, order_id: payment.was_moved().then_some(payment.order) }))
 }

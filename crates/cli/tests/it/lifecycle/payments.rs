@@ -80,11 +80,13 @@ async fn only_signed_callbacks_of_the_right_amount_pay() {
     for (key, age_s) in [("another-key-0123456789abcdef-0123456", 0), (keys[0], 400), (keys[0], -400)] {
         let refused = report(&mut client, key, age_s, &good).await;
         assert_eq!((refused.status.as_u16(), refused.text("code").as_str()), (401, "unauthorized"));
+        assert!(refused.text("detail").contains("x-stampede-signature"), "a provider cannot log in: {refused:?}");
     }
     let alerted = "stampede_alerts_total{alert=\"callback_refused\"} 1\n";
     until("an operator is told of signed callbacks that are refused", async || shop.has_metric(alerted).await).await;
     let unsigned = client.post("/v1/payments/callback", "", &good).await.unwrap();
     assert_eq!(unsigned.status, 401);
+    assert_eq!(unsigned.text("detail"), "the header x-stampede-signature is missing, not valid, or too old");
     assert_eq!(status(0).await, "unpaid");
 
     let paid = report(&mut client, keys[0], 0, &good).await;
