@@ -15,6 +15,7 @@
 //! - `administration`: roles, the audit log, trusted proxies, metrics; `credentials`: tokens, certificates, SIGHUP, the security log
 //! - `attack`: one address opens as many connections as it can; `costly`: it sends the most expensive requests
 //! - `edge`: TLS, CORS, slow senders; `hostile`: invalid input; `commands`: flags, settings, banner, shutdown; `buyers`: limits and orders
+//! - `page`: the page for buyers in Chromium
 //! - `receiver`: a server that gets signed messages; `statements`: how many statements a database server executes
 //! - `webhook`: credentials in the webhook URL; `dependencies`: `make deps`
 //! - `login`: codes, challenges, budgets; `login_attack`: guessing for minutes; `sessions`: sessions and accounts
@@ -65,6 +66,7 @@ mod login;
 mod login_attack;
 mod nodes;
 mod outage;
+mod page;
 mod private_servers;
 mod proof;
 mod quarantine;
