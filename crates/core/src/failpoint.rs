@@ -5,7 +5,7 @@
 //! - `STAMPEDE_FAILPOINTS="record.committed=abort@3;record.begin=pause:50"`: abort the third time that `record.committed` is reached; pause
 //!   for 50 ms each time that `record.begin` is reached
 //! - `STAMPEDE_FAILPOINTS="session.found=hold:PATH"`: if there is a file `PATH` when the failpoint is reached, rename it to `PATH.reached`,
-//!   and wait until the test deletes that
+//!   and wait until the test deletes that. A file that is not empty is meant for the failpoint of one thing, such as the id of a sale
 //! - `STAMPEDE_CLOCK_FILE=PATH`: add the number of milliseconds in the file, such as `-3600000`, to the clock of the process. The file is
 //!   read every few milliseconds, so a test can change the clock while the process runs
 //! - `STAMPEDE_PLANTED_BUGS="sync-off"`: plant known bugs, separated by commas, so that the tests can show that they detect them
@@ -111,8 +111,13 @@ mod enabled {
     }
 
     /// Runs the action of the failpoint `name`, if it has one.
-    #[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
     pub fn hit(name: &'static str) {
+        hit_for(name, "");
+    }
+
+    /// Runs the action of the failpoint `name`, if it has one, for `subject`: what is being done there.
+    #[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
+    pub fn hit_for(name: &'static str, subject: &str) {
         debug_assert!(is_failpoint(name), "failpoint {name} is not in a list");
         let Some(point) = points().get(name) else { return };
         if point.hits.fetch_add(1, Ordering::SeqCst) + 1 < point.from_hit {
@@ -121,13 +126,17 @@ mod enabled {
         match &point.action {
             Action::Abort => std::process::abort(),
             Action::Pause(span) => std::thread::sleep(*span),
-            Action::Hold(file) => hold(file),
+            Action::Hold(file) => hold(file, subject),
         }
     }
 
     /// Blocks the thread that renames the file, until the test deletes it.
     #[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
-    fn hold(file: &Path) {
+    fn hold(file: &Path, subject: &str) {
+        let Ok(meant_for) = std::fs::read_to_string(file) else { return };
+        if !meant_for.is_empty() && meant_for != subject {
+            return;
+        }
         let mut reached = file.as_os_str().to_owned();
         reached.push(".reached");
         let reached = PathBuf::from(reached);
@@ -190,6 +199,9 @@ mod disabled {
     pub const fn hit(_name: &'static str) {}
 
     #[inline]
+    pub const fn hit_for(_name: &'static str, _subject: &str) {}
+
+    #[inline]
     pub const fn is_set(_name: &'static str) -> bool {
         false
     }
@@ -206,6 +218,6 @@ mod disabled {
 }
 
 #[cfg(not(feature = "failpoints"))]
-pub use disabled::{clock_offset_ms, hit, is_set, planted};
+pub use disabled::{clock_offset_ms, hit, hit_for, is_set, planted};
 #[cfg(feature = "failpoints")]
-pub use enabled::{clock_offset_ms, hit, is_set, planted};
+pub use enabled::{clock_offset_ms, hit, hit_for, is_set, planted};

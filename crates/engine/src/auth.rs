@@ -19,11 +19,12 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::audit::{Change, Outcome};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::failpoints::hit_on_another_thread;
 use crate::login::Sender;
 use crate::proof_of_work::ProofOfWork;
 use crate::send_budget::{SendBudgets, SendLimiter};
 use crate::sessions::Sessions;
-use crate::shared_sessions::{Ended, SharedSessions, hit_on_another_thread};
+use crate::shared_sessions::{Ended, SharedSessions};
 use crate::token::{SessionKeys, TokenSigner};
 
 #[derive(Debug, Clone, Copy)]
@@ -243,7 +244,7 @@ impl Auth {
             None => self.accounts.session(proven.session, now).await?,
         };
         match &session {
-            Some(_) => hit_on_another_thread("session.found").await,
+            Some(_) => hit_on_another_thread("session.found", "").await,
             None => self.mark_ended(proven.session, proven.user),
         }
         Ok(session)

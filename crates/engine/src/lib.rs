@@ -11,7 +11,7 @@
 //! - `ids`: snowflakes, or numbers of a counter in Redis
 //! - `audit`: the log of what administrators did; `reconcile`: comparing gate and ledger; `alerts`: cases that need a person
 //! - `retention`: how long a sale that is over stays in the gate; `without_order`: who has none in a sale that has left it; `workers`: tasks that run beside the requests; `scheduled`: which node
-//!   does work that one node at a time does
+//!   does work that one node at a time does; `failpoints`: those in asynchronous code
 
 mod alerts;
 mod audit;
@@ -24,6 +24,7 @@ mod edits;
 mod engine;
 mod error;
 mod events;
+mod failpoints;
 mod ids;
 mod ledger_breaker;
 mod login;

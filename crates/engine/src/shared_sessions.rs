@@ -26,9 +26,11 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use stampede_core::ports::{Accounts, LedgerError, Session, SessionId};
-use stampede_core::{Timestamp, UserId, failpoint};
+use stampede_core::{Timestamp, UserId};
 use stampede_gate::RedisGate;
 use stampede_redis::{Client, CommandError, Script};
+
+use crate::failpoints::hit_on_another_thread;
 
 /// How long a copy is used before the ledger is asked again.
 const COPY_TTL: Duration = Duration::from_secs(300);
@@ -69,15 +71,6 @@ enum StoredSession {
     Ended,
     /// The ledger decides.
     Unknown,
-}
-
-/// Runs a failpoint on a thread that may block, so that a look-up that is held holds up nothing else.
-pub(crate) async fn hit_on_another_thread(name: &'static str) {
-    if failpoint::is_set(name)
-        && let Err(error) = tokio::task::spawn_blocking(move || failpoint::hit(name)).await
-    {
-        tracing::error!(name, %error, "a failpoint failed");
-    }
 }
 
 impl SharedSessions {
@@ -160,7 +153,7 @@ impl SharedSessions {
             Err(error) => tracing::debug!(%error, "cannot read a session from Redis; asking the ledger"),
         }
         let Some(session) = accounts.session(id, now).await? else { return Ok(None) };
-        hit_on_another_thread("session.loaded").await;
+        hit_on_another_thread("session.loaded", "").await;
         match self.put(&keys, &session, now).await {
             Ok(true) => Ok(Some(session)),
             Ok(false) => Ok(None),

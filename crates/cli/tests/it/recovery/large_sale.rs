@@ -2,16 +2,17 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use stampede_core::ports::Admitted;
 use stampede_core::{Clock as _, OrderId, SaleId, SystemClock, UserId};
 use stampede_proof::recorder::Recorder;
-use stampede_testkit::{count, redis};
+use stampede_testkit::{count, redis, until};
 
 use crate::rebuild::buy_when_open;
 use crate::shared::Nodes;
 use crate::shop::{Kind, Storage, ledger, verify};
 
-use super::drift::{findings, key, note_request, reconcile};
+use super::drift::{findings, key, note_request};
 
 /// Records this many orders without asking the gate.
 async fn record(storage: &Storage, sale: SaleId, orders: i64) {
@@ -54,7 +55,18 @@ async fn a_sale_with_millions_of_marks_is_rebuilt_and_compared() {
         let marks = redis::ask(nodes.redis.port(), &["hlen", &key(&nodes, sale, "live")]).unwrap();
         assert!(marks.parse::<i64>().unwrap() > orders, "{marks} marks");
     }
-    assert_eq!(findings(&reconcile(shop, true).await), []);
+    // While the marks are read, a call of the gate may take too long on a busy machine. The comparison is refused then.
+    let compare = async || shop.admin("reconcile", &json!({ "dry_run": true })).await;
+    let mut compared = compare().await;
+    until("gate and database can be compared", async || {
+        if compared.status == 503 {
+            compared = compare().await;
+        }
+        compared.status != 503
+    })
+    .await;
+    assert_eq!(compared.status, 200, "{:?}", compared.body);
+    assert_eq!(findings(&compared.json()), []);
     note_requests(&history, sale, orders);
     assert_eq!(verify(&history, &nodes.storages[0], &[shop], sale).await as i64, orders + 2);
 }

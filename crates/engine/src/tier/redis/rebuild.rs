@@ -37,6 +37,7 @@ use super::super::{QueueConfig, time_of_mark};
 use super::recovery::{NotReady, Opened};
 use super::{RedisTier, Seller, requirements};
 use crate::alerts::AlertKind;
+use crate::failpoints::hit_on_another_thread;
 use crate::recording::Pending;
 use crate::retention::RETENTION;
 
@@ -79,7 +80,7 @@ pub(super) async fn all(tier: &Arc<RedisTier>, reason: &str) -> Result<Opened, N
     gate.load_scripts(incarnation).await?;
     let sales = ledger.sales(Some(end_after)).await?;
     all_of(sales.iter().map(|sale| close(tier, sale, incarnation).map_ok(drop).boxed()).collect()).await?;
-    hit_and_wait("rebuild.closed");
+    hit_on_another_thread("rebuild.closed", "").await;
     // With a queue, an order whose admission began before now, or on an old master, may be confirmed until then.
     let wait = |queue: &QueueConfig| queue.accept_within.max(tier.config.failover_window);
     let not_before = Instant::now() + tier.delivery.queue().map_or(Duration::ZERO, wait);
@@ -252,7 +253,7 @@ async fn load(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64) -> Result<()
     let Some(loaded) = ledger.begin_load(sale.id, sale.epoch, incarnation).await? else {
         return ensure_current(tier, incarnation).await;
     };
-    hit_and_wait("rebuild.loading");
+    hit_on_another_thread("rebuild.loading", &sale.id.to_string()).await;
     let (id, epoch) = (loaded.sale.id, loaded.sale.epoch);
     gate.open_under(incarnation, loaded).await?;
     failpoint::hit("rebuild.opened");
@@ -266,14 +267,6 @@ async fn load(tier: &Arc<RedisTier>, sale: &Sale, incarnation: u64) -> Result<()
 
 fn timed_out(sale: &Sale) -> NotReady {
     NotReady::Ledger(format!("orders of sale {} cannot be recorded", sale.id))
-}
-
-/// Runs a failpoint that may hold the rebuild: other tasks must not wait for the thread.
-#[expect(clippy::disallowed_methods, reason = "the action is to block the thread")]
-fn hit_and_wait(name: &'static str) {
-    if failpoint::is_set(name) {
-        tokio::task::block_in_place(|| failpoint::hit(name));
-    }
 }
 
 /// Records what Redis holds of a closed sale: the entries of the outbox, and the marks that have no row.
