@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A response that takes longer is an error.
+/// The timeout of a client that has no other.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request and its response.
@@ -38,6 +38,8 @@ pub fn observe(observer: fn(&Exchange<'_>)) {
 #[derive(Debug)]
 pub struct Client {
     requests: SendRequest<Full<Bytes>>,
+    /// A response that takes longer is an error.
+    timeout: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -75,7 +77,14 @@ impl Client {
         let (requests, connection) = handshake(TokioIo::new(stream)).await?;
         // An error of the connection is reported by the request that it fails.
         tokio::spawn(connection);
-        Ok(Self { requests })
+        Ok(Self { requests, timeout: TIMEOUT })
+    }
+
+    /// For requests that take longer than usual.
+    #[must_use]
+    pub const fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
     }
 
     pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Reply, Error> {
@@ -86,7 +95,7 @@ impl Client {
             let body = body.collect().await?.to_bytes();
             Ok::<_, Error>(Reply { status: head.status, headers: head.headers, body })
         };
-        let reply = tokio::time::timeout(TIMEOUT, exchange).await??;
+        let reply = tokio::time::timeout(self.timeout, exchange).await??;
         if let Some(observer) = OBSERVER.get() {
             observer(&Exchange { method: &method, path: uri.path(), reply: &reply });
         }
