@@ -225,15 +225,21 @@ pub async fn watchers_share_their_queries(queue: Queue<'_>, kind: Kind) {
         .collect();
     until("everyone watches", async || nodes.shops[0].metric("stampede_queue_watched_orders").await == watchers as f64)
         .await;
+    let check = async |what: &str, most: u64| {
+        let statements = database_statements(kind, &nodes.storages[0]).await - before;
+        let elapsed_s = started.elapsed().as_secs() + 1;
+        let text = format!("{kind:?}: {what}: {statements} statements in {elapsed_s} s for {watchers} watchers");
+        eprintln!("{text}");
+        assert!(statements < most + elapsed_s * STATEMENTS_PER_S, "{text}");
+    };
+    check("everyone watches", watchers / 10).await;
     let _consumers = queue.consumers(&nodes, 1);
     for task in watching {
         let reply = task.await.unwrap();
         assert!(String::from_utf8(reply.body.to_vec()).unwrap().contains("unpaid"));
     }
-    let statements = database_statements(kind, &nodes.storages[0]).await - before;
-    let elapsed_s = started.elapsed().as_secs() + 1;
-    eprintln!("{kind:?}: {statements} statements in {elapsed_s} s for {watchers} watchers");
-    assert!(statements < watchers / 5 + elapsed_s * STATEMENTS_PER_S, "{statements} statements in {elapsed_s} s");
+    // Recording takes several statements for each batch, and on a busy machine batches are small.
+    check("everything is recorded", watchers / 2).await;
     assert_eq!(nodes.verify(&history, sale).await, watchers as usize);
 }
 
