@@ -81,8 +81,12 @@ struct Rejecting {
 }
 
 impl Rejecting {
+    fn lasted(&self) -> Duration {
+        self.last.duration_since(self.first)
+    }
+
     fn is_unready(&self) -> bool {
-        self.first.elapsed() >= REJECTING_AFTER && self.last.elapsed() < REJECTED_FOR
+        self.lasted() >= REJECTING_AFTER && self.last.elapsed() < REJECTED_FOR
     }
 }
 
@@ -236,17 +240,25 @@ async fn declare_again(setup: &Setup, link: &Link, state: &RwLock<State>, is_log
 fn note_answers(setup: &Setup, state: &RwLock<State>, answers: Answers) {
     let State::Connected { rejecting, .. } = &mut *state.write() else { return };
     let broker = &setup.connector.address;
+    // Logged when it counts, at most once in that time: with one full queue among others, the answers alternate.
     match rejecting {
-        Some(_) if answers.taken => {
+        Some(since) if answers.taken => {
+            if since.lasted() >= REJECTING_AFTER {
+                tracing::info!(%broker, "the broker takes messages again");
+            }
             *rejecting = None;
-            tracing::info!(%broker, "the broker takes messages again");
         }
-        Some(rejecting) => rejecting.last = Instant::now(),
+        Some(since) => {
+            let lasted = since.lasted();
+            since.last = Instant::now();
+            if lasted < REJECTING_AFTER && since.lasted() >= REJECTING_AFTER {
+                tracing::warn!(%broker, "the broker refuses messages; is a limit of its queues reached?");
+            }
+        }
         None if answers.taken => {}
         None => {
             let now = Instant::now();
             *rejecting = Some(Rejecting { first: now, last: now });
-            tracing::warn!(%broker, "the broker refuses messages; is a limit of its queues reached?");
         }
     }
 }
