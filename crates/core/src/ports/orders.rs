@@ -136,7 +136,7 @@ pub trait OrderLedger: Send + Sync {
     /// Cancels the user's own unpaid order, also in quarantine: the stock is returned, and a [`PendingRelease`] is stored.
     async fn cancel(&self, order: OrderId, user: UserId, now: Timestamp) -> Result<TransitionOutcome>;
 
-    /// As [`cancel`](Self::cancel), for an operator: whoever owns the order. One in quarantine is not found.
+    /// As [`cancel`](Self::cancel), for an operator, regardless of the owner. One in quarantine is not found.
     async fn cancel_for_operator(&self, order: OrderId, now: Timestamp) -> Result<TransitionOutcome>;
 
     /// When the time to pay of unpaid orders ends next. The orders may have been paid or cancelled since.

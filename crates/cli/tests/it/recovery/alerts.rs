@@ -136,7 +136,7 @@ async fn operators_get_one_alert_for_each_case() {
     assert_eq!(nodes.verify(&history, sale).await, 0);
 }
 
-/// An order stays in quarantine: operators are told again, by one of the nodes, until it is discarded.
+/// An order stays in quarantine: one of the nodes repeats the alert until it is discarded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_that_persists_is_told_again() {
     let (alerts, mut alerted) = receiver().await;
